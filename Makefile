@@ -1,0 +1,43 @@
+# Everything here works on a machine that has only Python 3.11+ and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKERS ?= 4
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test lint types layers tests bench clean
+
+help:  ## what there is
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+env: $(VENV)/.ready  ## the virtual environment with everything in it
+
+$(VENV)/.ready: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+demo: env  ## the story on this machine: a frozen worker wakes up and is refused
+	@$(BIN)/python -m fencing.demo
+
+test: lint types layers tests  ## all checks and all tests
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: env
+	$(BIN)/mypy --strict
+
+layers: env
+	$(BIN)/lint-imports
+
+tests: env
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+bench: env  ## the benchmarks (tables in benchmarks/RESULTS.md)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

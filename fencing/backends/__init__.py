@@ -1,0 +1,1 @@
+"""Where leases and token counters live. `base` says what a backend is; the contract suite defines it."""

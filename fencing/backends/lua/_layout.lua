@@ -1,0 +1,25 @@
+-- Stands in front of every script: how keys and values look.
+--
+-- Keys, schema version 1. {NAMESPACE/SHARD} is the hash tag, so that all keys of a shard share a slot. A
+-- namespace has neither braces nor a slash, and a resource comes last: whatever it contains, it can neither
+-- move a key to another slot nor make it another kind of key.
+--   fencing:1:{NAMESPACE/SHARD}:counter           string  the highest token minted in the shard
+--   fencing:1:{NAMESPACE/SHARD}:holds             hash    hold times: e -> how many were held for 2^(e-1) to 2^e ms
+--   fencing:1:{NAMESPACE/SHARD}:lease:RESOURCE    string  the lease, PX its TTL
+--   fencing:1:{NAMESPACE/SHARD}:note:RESOURCE     string  a copy that outlives the lease: who ended by expiry
+--   fencing:1:{NAMESPACE/SHARD}:queue:RESOURCE    list    reserved: waiters, first come first
+--   fencing:1:{NAMESPACE/SHARD}:inbox:PROCESS     list    reserved: grants handed to a process
+--   fencing:1:{NAMESPACE/SHARD}:alive:PROCESS     string  reserved: a process that waits is alive
+--   fencing:1:{NAMESPACE}:shards                  string  how many shards the namespace has
+--
+-- Every script on leases gets KEYS: counter, holds, then lease and note of each resource.
+--
+-- A lease's value, fixed columns but for the last, so that a substring is all the parsing there is (and no
+-- function: making one at each call costs more than what it would do):
+--   1     '1'            version of this layout
+--   3-34  holder         32 hex digits
+--   36-51 token          16 digits
+--   53-68 acquired at    16 digits, microseconds of this server's clock
+--   70    state          'h' held ('g', granted and not yet confirmed, is reserved)
+--   72-   label          for people, never compared
+local call, sub = redis.call, string.sub

@@ -1,0 +1,390 @@
+"""Leases in Redis: two thin clients around `wire`, one for threads and one for asyncio.
+
+Connections are made from the settings of the client you pass (address, TLS, credentials, unix socket,
+protocol), kept between calls, and never taken out of its pool: a pool of any size will do, and the bounds on
+our requests do not leak into yours. Every request is bounded here, and tried again by our own policy only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import time
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import hiredis
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
+from redis.retry import Retry
+
+from fencing.backends.base import Command, Reply, Target
+from fencing.backends.wire import MAX_SHARDS, decode, pack, pack_join, pack_target
+from fencing.errors import BackendUnavailable, ConfigurationError, FencingError
+
+FRESH = 1.0
+"""Seconds for which a kept connection is used again without a look whether the server has closed it."""
+
+# Errors that no retry will get over, by a word of the server's message.
+_FINAL = ("NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE")
+
+# Settings that tie a connection to its pool, its cache or its maintenance: not for a connection of our own.
+_POOLED = ("maint", "orig_", "oss_", "cache", "himport")
+
+_PUSHED = (hiredis.PushNotification,) if hasattr(hiredis, "PushNotification") else ()  # since hiredis 3.2
+_MORE = object()
+
+Answer = Reply | FencingError
+Exchange = tuple[bytes, int]
+"""What to send, and how many replies it will have."""
+Dialogue = Generator[Exchange, list[object], list[Answer]]
+
+
+def _settings(pool: Any, **own: Any) -> dict[str, Any]:
+    kept = {key: value for key, value in pool.connection_kwargs.items() if not key.startswith(_POOLED)}
+    own |= {"decode_responses": False, "health_check_interval": 0}
+    own |= {"retry_on_timeout": False, "retry_on_error": []}
+    return kept | own
+
+
+def _translate(error: BaseException, *, sent: bool) -> FencingError:
+    """The error a caller can act on."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, (AuthenticationError, AuthorizationError)) or any(word in text for word in _FINAL):
+        return ConfigurationError(f"Redis refuses this request, now and later: {text}")
+    return BackendUnavailable(f"Redis did not do it: {text}", sent=sent)
+
+
+def _unknown_script(reply: object) -> bool:
+    return isinstance(reply, Exception) and str(reply).startswith("NOSCRIPT")
+
+
+class _Redis:
+    """What the twins share: everything but sending and receiving."""
+
+    def __init__(self, client: Any, shards: int) -> None:
+        if type(shards) is not int or not 1 <= shards <= MAX_SHARDS:
+            raise ConfigurationError(f"shards is a whole number from 1 to {MAX_SHARDS}, not {shards!r}")
+        self._pool = client.connection_pool
+        self._client = client  # kept alive: a client that is collected closes its pool
+        self.shards = shards
+        self._joined: set[str] = set()
+
+    def target(self, namespace: str, resources: tuple[str, ...]) -> Target:
+        return pack_target(namespace, resources, self.shards)
+
+    def _dialogue(self, commands: Sequence[Command], replies: list[object] | None = None) -> Dialogue:
+        """What to send and what the replies mean: join a namespace once, and send a script once if it is new.
+
+        `replies`: what the server said already when the commands were sent.
+        """
+        for namespace in {command.target.namespace for command in commands} - self._joined:
+            [stored] = yield pack_join(namespace, self.shards), 1
+            if _unknown_script(stored):
+                [stored] = yield pack_join(namespace, self.shards, whole=True), 1
+            problem = self._agree(namespace, stored)
+            if problem is not None:
+                return [problem] * len(commands)
+        if replies is None:
+            replies = yield b"".join([pack(command) for command in commands]), len(commands)
+        unknown = [at for at, reply in enumerate(replies) if _unknown_script(reply)]
+        if unknown:
+            # The first of each script carries its text; the server knows it when it comes to the next.
+            told: set[type[Command]] = set()
+            packed = []
+            for at in unknown:
+                kind = type(commands[at])
+                packed.append(pack(commands[at], whole=kind not in told))
+                told.add(kind)
+            for at, reply in zip(unknown, (yield b"".join(packed), len(packed)), strict=True):
+                replies[at] = reply
+        return [self._meaning(command, reply) for command, reply in zip(commands, replies, strict=True)]
+
+    def _agree(self, namespace: str, stored: object) -> FencingError | None:
+        if isinstance(stored, FencingError):
+            return stored
+        if isinstance(stored, Exception):
+            return _translate(stored, sent=False)
+        if stored != b"%d" % self.shards:
+            return ConfigurationError(
+                f"namespace {namespace!r} has {stored!r} shards in Redis and {self.shards} here: "
+                "the number is fixed by the first use of a namespace, use the same everywhere"
+            )
+        self._joined.add(namespace)
+        return None
+
+    @staticmethod
+    def _meaning(command: Command, reply: object) -> Answer:
+        if isinstance(reply, FencingError):
+            return reply
+        if isinstance(reply, Exception):
+            return _translate(reply, sent=True)
+        try:
+            return decode(command, reply)
+        except FencingError as error:
+            return error
+
+
+def _only(answers: Sequence[Answer]) -> Reply:
+    [answer] = answers
+    if isinstance(answer, FencingError):
+        raise answer
+    return answer
+
+
+class _Line:
+    """A connection that redis-py has opened and greeted; then its socket and a parser, and nothing between.
+
+    Half of what a command costs in redis-py is between those two.
+    """
+
+    __slots__ = ("_connection", "_reader", "_socket", "_timeout", "used")
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._socket = connection._sock
+        self._reader = hiredis.Reader(notEnoughData=_MORE)
+        self._timeout = -1.0
+        self.used = 0.0
+
+    def exchange(self, packed: bytes, replies: list[object], count: int, timeout: float) -> None:
+        """Send, and append `count` replies; error replies are appended like others."""
+        sock, reader = self._socket, self._reader
+        if timeout != self._timeout:
+            sock.settimeout(timeout)
+            self._timeout = timeout
+        sock.sendall(packed)
+        ends = 0.0
+        while len(replies) < count:
+            data = sock.recv(65536)
+            if not data:
+                raise ConnectionError("the server closed the connection")
+            reader.feed(data)
+            while (reply := reader.gets()) is not _MORE:
+                if type(reply) not in _PUSHED:
+                    replies.append(reply)
+            if len(replies) < count:
+                now = time.monotonic()
+                ends = ends or now + timeout
+                if now > ends:
+                    raise TimeoutError("the replies came too slowly")
+        self.used = time.monotonic()
+
+    def usable(self) -> bool:
+        """Whether it may be used again: a server that went away meanwhile has made it readable."""
+        if time.monotonic() - self.used < FRESH:
+            return True
+        return not select.select([self._socket], [], [], 0)[0]
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+
+class RedisBackend(_Redis):
+    """Leases in one Redis, for threads."""
+
+    def __init__(self, client: redis.Redis, *, shards: int = 1) -> None:
+        super().__init__(client, shards)
+        self._idle: deque[_Line] = deque()
+
+    def ask(self, command: Command, timeout: float) -> Reply:
+        replies = None
+        if command.target.namespace in self._joined:
+            replies = self._exchange(pack(command), 1, timeout)
+            if type(replies[0]) is list:
+                return decode(command, replies[0])
+        return _only(self._converse(self._dialogue((command,), replies), timeout))
+
+    def ask_many(self, commands: Sequence[Command], timeout: float) -> Sequence[Answer]:
+        return self._converse(self._dialogue(commands), timeout)
+
+    def _converse(self, dialogue: Dialogue, timeout: float) -> list[Answer]:
+        try:
+            packed, count = next(dialogue)
+            while True:
+                packed, count = dialogue.send(self._exchange(packed, count, timeout))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def _exchange(self, packed: bytes, count: int, timeout: float) -> list[object]:
+        """One round trip. What went wrong stands in the place of the replies that did not come."""
+        replies: list[object] = []
+        line: _Line | None = None
+        try:
+            line = self._line(timeout)
+            line.exchange(packed, replies, count, timeout)
+        except (RedisError, OSError, hiredis.HiredisError) as error:
+            replies += [_translate(error, sent=line is not None)] * (count - len(replies))
+            self._scrap(line)
+            return replies
+        except BaseException:
+            # Safe because a connection whose reply was not read is never used again: it would hand this
+            # reply to the next request.
+            self._scrap(line)
+            raise
+        self._idle.append(line)
+        return replies
+
+    def _line(self, timeout: float) -> _Line:
+        """A connection nobody else uses."""
+        try:
+            line = self._idle.pop()
+        except IndexError:
+            pass
+        else:
+            if line.usable():
+                return line
+            self._scrap(line)
+        connection = self._pool.connection_class(
+            **_settings(
+                self._pool,
+                socket_timeout=timeout,
+                socket_connect_timeout=timeout,
+                retry=Retry(NoBackoff(), 0),
+            )
+        )
+        connection.connect()
+        return _Line(connection)
+
+    def _scrap(self, line: _Line | None) -> None:
+        """Close a connection that failed, and the idle ones: what broke it may have broken them."""
+        if line is not None:
+            line.close()
+        self.rest()
+
+    def rest(self) -> None:
+        try:
+            while True:
+                self._idle.pop().close()
+        except IndexError:
+            return
+
+    def close(self) -> None:
+        self.rest()
+
+    def after_fork(self) -> None:
+        self._idle = deque()
+
+
+class _AsyncLine:
+    """The asyncio twin of `_Line`: the two streams of a connection, and a parser."""
+
+    __slots__ = ("_connection", "_parser", "_reader", "_writer")
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._reader: asyncio.StreamReader = connection._reader
+        self._writer: asyncio.StreamWriter = connection._writer
+        self._parser = hiredis.Reader(notEnoughData=_MORE)
+
+    async def exchange(self, packed: bytes, replies: list[object], count: int) -> None:
+        """Send, and append `count` replies; error replies are appended like others."""
+        self._writer.write(packed)
+        if len(packed) > 65536:
+            await self._writer.drain()
+        parser = self._parser
+        while len(replies) < count:
+            data = await self._reader.read(65536)
+            if not data:
+                raise ConnectionError("the server closed the connection")
+            parser.feed(data)
+            while (reply := parser.gets()) is not _MORE:
+                if type(reply) not in _PUSHED:
+                    replies.append(reply)
+
+    def usable(self) -> bool:
+        """Whether it may be used again: the event loop has seen the end of one that the server closed."""
+        return not self._reader.at_eof() and not self._writer.is_closing()
+
+    async def close(self) -> None:
+        await self._connection.disconnect(nowait=True)
+
+
+class AsyncRedisBackend(_Redis):
+    """Leases in one Redis, for asyncio. Its connections belong to the event loop that made them."""
+
+    def __init__(self, client: redis.asyncio.Redis, *, shards: int = 1) -> None:
+        super().__init__(client, shards)
+        self._idle: deque[_AsyncLine] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def ask(self, command: Command, timeout: float) -> Reply:
+        replies = None
+        if command.target.namespace in self._joined:
+            replies = await self._exchange(pack(command), 1, timeout)
+            if type(replies[0]) is list:
+                return decode(command, replies[0])
+        return _only(await self._converse(self._dialogue((command,), replies), timeout))
+
+    async def ask_many(self, commands: Sequence[Command], timeout: float) -> Sequence[Answer]:
+        return await self._converse(self._dialogue(commands), timeout)
+
+    async def _converse(self, dialogue: Dialogue, timeout: float) -> list[Answer]:
+        try:
+            packed, count = next(dialogue)
+            while True:
+                packed, count = dialogue.send(await self._exchange(packed, count, timeout))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    async def _exchange(self, packed: bytes, count: int, timeout: float) -> list[object]:
+        """One round trip. What went wrong stands in the place of the replies that did not come."""
+        replies: list[object] = []
+        line: _AsyncLine | None = None
+        try:
+            async with asyncio.timeout(timeout):
+                line = await self._line()
+                await line.exchange(packed, replies, count)
+        except (RedisError, OSError, hiredis.HiredisError) as error:  # TimeoutError is an OSError
+            replies += [_translate(error, sent=line is not None)] * (count - len(replies))
+            await self._scrap(line)
+            return replies
+        except BaseException:
+            # Safe because a connection whose reply was not read is never used again: it would hand this
+            # reply to the next request.
+            await self._scrap(line)
+            raise
+        self._idle.append(line)
+        return replies
+
+    async def _line(self) -> _AsyncLine:
+        """A connection nobody else uses."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._idle = loop, deque()
+        elif self._idle:
+            line = self._idle.pop()
+            if line.usable():
+                return line
+            await self._scrap(line)
+        connection = self._pool.connection_class(
+            **_settings(
+                self._pool, socket_timeout=None, socket_connect_timeout=None, retry=AsyncRetry(NoBackoff(), 0)
+            )
+        )
+        try:
+            await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return _AsyncLine(connection)
+
+    async def _scrap(self, line: _AsyncLine | None) -> None:
+        """Close a connection that failed, and the idle ones: what broke it may have broken them."""
+        if line is not None:
+            await line.close()
+        await self.rest()
+
+    async def rest(self) -> None:
+        while self._idle:
+            await self._idle.pop().close()
+
+    async def close(self) -> None:
+        await self.rest()
+
+    def after_fork(self) -> None:
+        self._idle = deque()

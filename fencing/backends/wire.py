@@ -1,0 +1,220 @@
+"""Commands to bytes and Redis replies to values: key names, scripts, packing, decoding. No I/O.
+
+The layout of keys and values is drawn at the top of `lua/_layout.lua`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import resources as package_resources
+from typing import NamedTuple
+
+from fencing.backends.base import (
+    NOTE_KEEP_MS,
+    Acquire,
+    Busy,
+    Command,
+    Done,
+    Granted,
+    NotHeld,
+    Orphan,
+    Peek,
+    Poisoned,
+    Release,
+    Remint,
+    Renew,
+    Reply,
+    Seen,
+    Target,
+)
+from fencing.errors import BackendUnavailable, ConfigurationError
+from fencing.token import MAX_TOKEN, HeldBy
+
+PREFIX = "fencing:1:"
+MAX_SHARDS = 1024
+DONE = Done()
+
+
+class Script(NamedTuple):
+    """A Lua file, and the heads of the commands that run it."""
+
+    evalsha: bytes
+    eval: bytes
+
+
+def _bulk(value: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+def _load(name: str) -> Script:
+    def text(file: str) -> bytes:
+        return package_resources.files("fencing.backends").joinpath("lua", f"{file}.lua").read_bytes()
+
+    body = text(name)
+    parts = ["_layout", *re.findall(r"^-- include: (\w+)$", body.decode(), re.MULTILINE)]
+    whole = b"".join([*map(text, parts), body])
+    sha = hashlib.sha1(whole, usedforsecurity=False).hexdigest().encode()
+    return Script(_bulk(b"EVALSHA") + _bulk(sha), _bulk(b"EVAL") + _bulk(whole))
+
+
+SCRIPTS = {name: _load(name) for name in ("acquire", "remint", "renew", "release", "peek", "join")}
+
+
+def shard_of(resource: str, shards: int) -> int:
+    """The same for every process, release and platform: a resource must never move between counters."""
+    return zlib.crc32(resource.encode()) % shards if shards > 1 else 0
+
+
+def shards_key(namespace: str) -> str:
+    return f"{PREFIX}{{{namespace}}}:shards"
+
+
+@lru_cache(maxsize=1024)
+def _base(namespace: str, shard: int) -> tuple[bytes, bytes]:
+    """How the keys of a shard begin, and the packed keys that all its commands have."""
+    base = f"{PREFIX}{{{namespace}/{shard}}}:".encode()
+    return base, _bulk(base + b"counter") + _bulk(base + b"holds")
+
+
+def pack_target(namespace: str, resources: tuple[str, ...], shards: int) -> Target:
+    """The target with the number of keys and all keys packed: the same for every script."""
+    shard = shard_of(resources[0], shards)
+    base, common = _base(namespace, shard)
+    size = len(base)
+    packed = b"$1\r\n4\r\n" + common if len(resources) == 1 else b""
+    if not packed:
+        if any(shard_of(resource, shards) != shard for resource in resources):
+            raise ConfigurationError(
+                f"{', '.join(resources)} are in different shards of {namespace!r} ({shards} shards): one lease "
+                "lives in one shard, so that it is taken in one step"
+            )
+        packed = _bulk(b"%d" % (2 + 2 * len(resources))) + common
+    for resource in resources:
+        name = resource.encode()
+        length = size + len(name)
+        packed += b"$%d\r\n%blease:%b\r\n$%d\r\n%bnote:%b\r\n" % (
+            length + 6,
+            base,
+            name,
+            length + 5,
+            base,
+            name,
+        )
+    return Target(namespace, resources, packed)
+
+
+@lru_cache(maxsize=1024)
+def _numbers(*numbers: int) -> bytes:
+    return b"".join([_bulk(b"%d" % number) for number in numbers])
+
+
+@lru_cache(maxsize=1024)
+def _text(text: str) -> bytes:
+    return _bulk(text.encode())
+
+
+def _note_ms(command: Acquire | Renew) -> int:
+    return command.ttl_ms + NOTE_KEEP_MS if command.note else 0
+
+
+def pack(command: Command, *, whole: bool = False) -> bytes:
+    """The command as one RESP request; `whole` sends the script's text instead of its hash."""
+    kind = type(command)
+    args = b""
+    if kind is Acquire:
+        assert isinstance(command, Acquire)
+        name, count = "acquire", 5
+        args = _numbers(command.ttl_ms, _note_ms(command), command.floor) + _text(command.label)
+    elif kind is Release:
+        name, count = "release", 1
+    elif kind is Renew:
+        assert isinstance(command, Renew)
+        name, count = "renew", 3
+        args = _numbers(command.ttl_ms, _note_ms(command))
+    elif kind is Remint:
+        assert isinstance(command, Remint)
+        name, count = "remint", 2
+        args = _numbers(command.floor)
+    else:
+        name, count = "peek", 0
+    target = command.target
+    script = SCRIPTS[name]
+    head = script.eval if whole else script.evalsha
+    count += 5 + 2 * len(target.resources)
+    if kind is Peek:
+        return b"*%d\r\n%b%b" % (count, head, target.packed)
+    assert not isinstance(command, Peek)
+    return b"*%d\r\n%b%b$32\r\n%b\r\n%b" % (count, head, target.packed, command.holder.encode(), args)
+
+
+def pack_join(namespace: str, shards: int, *, whole: bool = False) -> bytes:
+    head = SCRIPTS["join"].eval if whole else SCRIPTS["join"].evalsha
+    key = _bulk(shards_key(namespace).encode())
+    return b"*5\r\n" + head + _bulk(b"1") + key + _bulk(b"%d" % shards)
+
+
+def decode(command: Command, raw: object) -> Reply:
+    """What the server's reply to the command means; refuses what none of our scripts would say."""
+    try:
+        if not isinstance(raw, list):
+            raise ValueError("not an array")
+        status = raw[0]
+        if status == b"granted":
+            return Granted(_token(raw[1]), _orphans(command.target, raw) if len(raw) > 2 else ())
+        if status == b"done":
+            return DONE
+        if status == b"busy":
+            return Busy(_held_by(command.target.resources[raw[1]], raw[2], raw[3]))
+        if status == b"not held":
+            resource = command.target.resources[raw[1]]
+            return NotHeld(resource, None if raw[2] is None else _held_by(resource, raw[2], raw[3]))
+        if status == b"seen":
+            resource = command.target.resources[0]
+            return Seen(None if raw[1] is None else _held_by(resource, raw[1], raw[2]))
+        if status == b"poisoned":
+            return Poisoned(getattr(command, "floor", 0))
+        raise ValueError(f"status {status!r}")
+    except (ValueError, IndexError, TypeError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise BackendUnavailable(f"the backend answered {raw!r}, which means nothing: {error}") from error
+
+
+def _token(value: object) -> int:
+    token = int(value) if isinstance(value, bytes) else 0
+    if not 0 < token <= MAX_TOKEN:
+        raise ValueError(f"token {value!r}")
+    return token
+
+
+def _held_by(resource: str, value: object, left_ms: object) -> HeldBy:
+    if not isinstance(value, bytes) or not isinstance(left_ms, int):
+        raise ValueError("a lease is a string with a TTL")
+    if value[:2] != b"1 " or len(value) < 71 or not value[2:34].isalnum():
+        raise ConfigurationError(
+            f"the key of {resource!r} holds {value[:80]!r}, which is no lease of this package: "
+            "another program writes under its keys, or another version of it"
+        )
+    return HeldBy(
+        resource=resource,
+        holder=value[2:34].decode("ascii", "replace"),
+        token=_token(value[35:51]),
+        label=value[71:].decode("utf-8", "replace"),
+        held_since=int(value[52:68]) / 1e6,
+        time_left=max(left_ms, 0) / 1000,
+    )
+
+
+def _orphans(target: Target, raw: Sequence[object]) -> tuple[Orphan, ...]:
+    found = []
+    for at in range(2, len(raw), 3):
+        index, note, left_ms = raw[at : at + 3]
+        if not isinstance(index, int) or not isinstance(left_ms, int):
+            raise ValueError("a note is an index, a lease and a TTL")
+        previous = _held_by(target.resources[index], note, 0)
+        found.append(Orphan(previous, max(NOTE_KEEP_MS - left_ms, 0) / 1000))
+    return tuple(found)

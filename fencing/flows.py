@@ -1,0 +1,252 @@
+"""The life of a lease, decided without doing: generators that say what they need.
+
+`acquire` and `release` yield what is to be done (`Ask` the backend, `Claim` at the ledger, `Sleep`, `Tell` the
+observers) and are sent what came of it. A driver of a few lines, one for threads and one for asyncio, does the
+doing; a simulation or a test may do it as well. A failure, or a cancellation, is thrown in at the yield.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import NamedTuple, assert_never
+
+from fencing.backends.base import (
+    CALL_TIMEOUT,
+    Acquire,
+    Behind,
+    Busy,
+    Command,
+    Done,
+    Granted,
+    NotHeld,
+    Orphan,
+    Poisoned,
+    Release,
+    Remint,
+    Reply,
+    Seen,
+)
+from fencing.errors import (
+    BackendUnavailable,
+    ConfigurationError,
+    LeaseUnavailable,
+    TokenRegression,
+)
+from fencing.events import BackendFailed, Event, GivenBack, TokenRegressed
+from fencing.policies import Wait
+from fencing.token import Grant, HeldBy
+
+ATTEMPTS = 3
+"""How often in a row a request that failed is sent, within the time allowed."""
+
+HEALS = 3
+"""How often one acquire lifts a counter that is behind the ledger."""
+
+
+class Ask(NamedTuple):
+    """Send a command; answer with its reply, or throw in what went wrong."""
+
+    command: Command
+    timeout: float
+
+
+class Claim(NamedTuple):
+    """Claim at the ledger; answer with `Behind` or None, or throw in what went wrong."""
+
+    grant: Grant
+
+
+class Sleep(NamedTuple):
+    seconds: float
+
+
+class Tell(NamedTuple):
+    event: Event
+
+
+Step = Ask | Claim | Sleep | Tell
+Answer = Reply | Behind | None
+
+
+class Held(NamedTuple):
+    """What an acquire got. The lease is valid from `since`, which is before the request was sent."""
+
+    token: int
+    since: float
+    orphans: tuple[Orphan, ...]
+    asked: int
+
+
+def acquire(
+    order: Acquire,
+    wait: Wait,
+    *,
+    now: Callable[[], float],
+    roll: Callable[[], float],
+    started: float,
+    claims: bool,
+) -> Generator[Step, Answer, Held]:
+    """Ask until it is granted, claimed, or the time is over; give back what does not reach the caller.
+
+    Raises `LeaseUnavailable` after the wait budget, `BackendUnavailable`, `TokenRegression`, or whatever the
+    claim raised. When it is stopped from outside (Ctrl-C, cancellation) it first gives back what it got or
+    may have got; a request that reaches the backend later than that leaves a lease nobody holds, for one TTL.
+    """
+    target, holder = order.target, order.holder
+    ttl = order.ttl_ms / 1000
+    command: Acquire | Remint = order
+    since = started
+    asked = failed = healed = token = 0
+    orphans: tuple[Orphan, ...] = ()
+    ours = False  # whether the backend has granted it to us, or may have
+    try:
+        while True:
+            if command is order:
+                since = now()
+            asked += 1
+            before, ours = ours, True
+            try:
+                reply = yield Ask(command, CALL_TIMEOUT)
+            except BackendUnavailable as error:
+                ours = before or error.sent
+                failed += 1
+                yield Tell(_failure("acquire", target.namespace, target.name, error))
+                if failed >= ATTEMPTS or now() - started >= max(wait.budget, CALL_TIMEOUT):
+                    raise
+                yield Sleep(wait.backoff)
+                continue
+            failed = 0
+            match reply:
+                case Granted():
+                    if command is order:
+                        orphans = reply.orphans
+                    else:
+                        assert isinstance(command, Remint)
+                        yield Tell(
+                            TokenRegressed(
+                                namespace=target.namespace,
+                                resource=target.name,
+                                holder=holder,
+                                token=reply.token,
+                                label=order.label,
+                                ledger_token=command.floor,
+                                refused_token=token,
+                            )
+                        )
+                    token = reply.token
+                    if not claims:
+                        return Held(token, since, orphans, asked)
+                    grant = Grant(target.namespace, target.resources, holder, token, since + ttl, order.label)
+                    behind = yield Claim(grant)
+                    if behind is None:
+                        if now() < since + ttl:
+                            return Held(token, since, orphans, asked)
+                        command, held_by = order, None  # the claim outlasted the lease: begin again
+                    else:
+                        assert isinstance(behind, Behind)
+                        healed += 1
+                        if healed > HEALS:
+                            raise _regression(target.name, token, behind.token)
+                        # Safe because the backend mints only while the lease is still ours: a paused acquirer
+                        # must not heal its way over a live holder.
+                        command = Remint(target, holder, behind.token)
+                        continue
+                case Busy():
+                    ours = False
+                    held_by = reply.held_by
+                case NotHeld():  # while healing: somebody took it meanwhile, so this acquire has lost
+                    command, held_by, ours = order, reply.held_by, False
+                case Poisoned():
+                    raise _regression(target.name, token or None, reply.floor)
+                case Done() | Seen() | Behind() | None:
+                    raise ConfigurationError(f"a backend does not answer an acquire with {reply!r}")
+                case _:
+                    assert_never(reply)
+            waited = now() - started
+            pause = wait.pause(waited=waited, left=held_by.time_left if held_by else 0.0, roll=roll())
+            if pause is None:
+                raise unavailable(target.name, held_by, waited)
+            yield Sleep(pause)
+    except BaseException as cause:
+        if ours:
+            try:
+                yield Ask(Release(target, holder), CALL_TIMEOUT)
+                yield Tell(
+                    GivenBack(
+                        namespace=target.namespace,
+                        resource=target.name,
+                        holder=holder,
+                        token=token,
+                        label=order.label,
+                        cause=type(cause).__name__,
+                    )
+                )
+            except BackendUnavailable as error:
+                yield Tell(_failure("give back", target.namespace, target.name, error))
+        raise
+
+
+def release(
+    command: Release, *, now: Callable[[], float], bound: float = CALL_TIMEOUT
+) -> Generator[Step, Answer, Done | NotHeld | None]:
+    """Free the lease within `bound` seconds. None: the answer was lost and it is gone, by us or by time.
+
+    Raises `BackendUnavailable` when nobody knows. When it is stopped from outside it asks once more.
+    """
+    started = now()
+    unsure = False
+    target = command.target
+    for attempt in range(1, ATTEMPTS + 1):
+        left = max(bound - (now() - started), 0.001)
+        try:
+            reply = yield Ask(command, left)
+        except BackendUnavailable as error:
+            unsure = unsure or error.sent
+            yield Tell(_failure("release", target.namespace, target.name, error))
+            if attempt == ATTEMPTS or now() - started >= bound:
+                raise
+            continue
+        except BaseException:
+            try:
+                yield Ask(command, CALL_TIMEOUT)
+            except BackendUnavailable as error:
+                yield Tell(_failure("release", target.namespace, target.name, error))
+            raise
+        match reply:
+            case Done():
+                return reply
+            case NotHeld():
+                return None if unsure else reply
+            case _:
+                raise ConfigurationError(f"a backend does not answer a release with {reply!r}")
+    raise AssertionError("unreachable")
+
+
+def unavailable(name: str, held_by: HeldBy | None, waited: float) -> LeaseUnavailable:
+    if held_by is None:
+        detail = "it was taken and lost while it was being claimed"
+    else:
+        who = held_by.label or held_by.holder
+        detail = (
+            f"{who} holds it (token {held_by.token}), for another {held_by.time_left:.3f} s unless renewed"
+        )
+    return LeaseUnavailable(
+        f"{name!r} is not free after {waited:.3f} s: {detail}",
+        resource=name,
+        held_by=held_by,
+        retry_after=None if held_by is None else held_by.time_left,
+    )
+
+
+def _regression(name: str, token: int | None, ledger_token: int) -> TokenRegression:
+    return TokenRegression(
+        f"the ledger is at {ledger_token} for {name!r} and the backend mints {token}: it could not be lifted "
+        "above it (more than a year above its clock is refused, so that one bad token does not spread)",
+        resource=name,
+        token=token,
+        ledger_token=ledger_token,
+    )
+
+
+def _failure(verb: str, namespace: str, resource: str, error: BackendUnavailable) -> BackendFailed:
+    return BackendFailed(namespace=namespace, resource=resource, verb=verb, sent=error.sent, error=str(error))

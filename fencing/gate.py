@@ -1,0 +1,91 @@
+"""Waiters of one process queue here, first come first; only the first of them asks the backend.
+
+A resource held in this process costs its other threads or tasks no request at all until it is free again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from fencing.errors import ConfigurationError
+from fencing.token import HeldBy
+
+
+class Seat:
+    """One acquire at the gate: who asks, how to wake it, and, once it holds the lease, what it holds."""
+
+    __slots__ = ("held_by", "owner", "wake")
+
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
+        self.wake: Callable[[], None] | None = None
+        self.held_by: Callable[[], HeldBy] | None = None
+
+
+class Gate:
+    """At most one seat a resource is inside; the others wait in the order they came."""
+
+    __slots__ = ("_inside", "_mutex", "_queues")
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._inside: dict[str, Seat] = {}
+        self._queues: dict[str, deque[Seat]] = {}
+
+    def enter(self, resource: str, seat: Seat, *, queue: Callable[[], Callable[[], None]] | None) -> bool:
+        """Whether the seat is inside. If not it waits in line, when `queue` makes it a wake-up call.
+
+        Raises `ConfigurationError` when the seat's own owner is inside: it would wait for itself.
+        """
+        with self._mutex:
+            inside = self._inside.setdefault(resource, seat)
+            if inside is seat:
+                return True
+            if inside.owner == seat.owner:
+                raise ConfigurationError(
+                    f"this thread or task holds {resource!r} already and asks for it again: leases are not "
+                    "re-entrant; pass the lease along instead"
+                )
+            if queue is not None:
+                seat.wake = queue()
+                self._queues.setdefault(resource, deque()).append(seat)
+            return False
+
+    def leave(self, resource: str, seat: Seat) -> None:
+        """Let the next in line in. Does nothing when the seat is not inside (any more)."""
+        with self._mutex:
+            if self._inside.get(resource) is not seat:
+                return
+            line = self._queues.get(resource)
+            if not line:
+                del self._inside[resource]
+                return
+            following = line.popleft()
+            if not line:
+                del self._queues[resource]
+            self._inside[resource] = following
+        assert following.wake is not None
+        following.wake()
+
+    def withdraw(self, resource: str, seat: Seat) -> None:
+        """Stop waiting; a seat that was let in meanwhile leaves again."""
+        with self._mutex:
+            line = self._queues.get(resource)
+            if line is not None and seat in line:
+                line.remove(seat)
+                if not line:
+                    del self._queues[resource]
+                return
+        self.leave(resource, seat)
+
+    def held_by(self, resource: str) -> HeldBy | None:
+        """What is known of the lease held in this process."""
+        with self._mutex:
+            seat = self._inside.get(resource)
+        return seat.held_by() if seat is not None and seat.held_by is not None else None
+
+    def waiting(self, resource: str) -> int:
+        with self._mutex:
+            return len(self._queues.get(resource, ()))

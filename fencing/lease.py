@@ -1,0 +1,403 @@
+"""Leases for threads: `Leases` hands them out, `Lease` is one that is held."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Generator, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from fencing.backends.base import CALL_TIMEOUT, Backend, LedgerProtocol, Peek, Seen, Target
+from fencing.clock import Clock
+from fencing.errors import ConfigurationError, FencingError, LeaseLost, LeaseUnavailable
+from fencing.events import Observer
+from fencing.flows import Answer, Ask, Claim, Held, Sleep, Step, Tell, acquire, release, unavailable
+from fencing.gate import Seat
+from fencing.held import LeaseCore, Order
+from fencing.leasing import (
+    LeasesCore,
+    PolicySource,
+    here,
+    jitter,
+    resource_from,
+    shared,
+    wants_lease,
+)
+from fencing.policies import Renewal, Wait
+from fencing.renewal import Renewer
+from fencing.token import HeldBy, check_resource
+
+if TYPE_CHECKING:
+    import redis
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OnLost = Callable[[LeaseLost], object]
+
+
+class Lease(LeaseCore):
+    """A held lease. Leaving its `with` block releases it; any thread may check, use or release it."""
+
+    __slots__ = ()
+    _leases: Leases
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release, without ever raising for it: the work is done, and what failed is told as an event."""
+        if not self._leaves():
+            try:
+                self.release()
+            except FencingError:
+                pass  # told as an event where it happened
+
+    def release(self) -> None:
+        """Free the resource now.
+
+        Raises `LeaseNotHeld` when the lease was not held any more (nothing is deleted then), `LeaseLost` when
+        it was abandoned or nobody knows, `BackendUnavailable` when the backend does not answer within 2 s.
+        """
+        command = self._begin_release()
+        if command is None:
+            return
+        leases = self._leases
+        try:
+            reply = leases.drive(release(command, now=leases.clock.now))
+        except BaseException as error:
+            self._release_failed(error)
+            raise
+        self._end_release(reply)
+
+    def renew(self) -> None:
+        """Count the TTL anew, now. Rarely needed: it happens in the background.
+
+        Raises `LeaseLost`, or `LeaseNotHeld` when the backend says so, or `BackendUnavailable`.
+        """
+        self._renew(None)
+
+    def extend(self, ttl: float) -> None:
+        """Hold on for `ttl` seconds from now, and renew to that from here on. Raises as `renew`."""
+        self._renew(ttl)
+
+    def _renew(self, ttl: float | None) -> None:
+        command = self._begin_renew(ttl)
+        leases = self._leases
+        sent_at = leases.clock.now()
+        self._end_renew(leases.backend.ask(command, CALL_TIMEOUT), sent_at, ttl)
+
+    def _announce_loss(self) -> None:
+        if self._on_lost is not None:
+            # A thread of its own: the renewer must not wait for what the callback does.
+            threading.Thread(target=self._call_on_lost, name="fencing-on-lost", daemon=True).start()
+
+    def _call_on_lost(self) -> None:
+        try:
+            self._on_lost(self._tenure.lost)
+        except Exception as error:  # noqa: BLE001  told, never raised into the renewer
+            self._leases._callback_failed("on_lost", error, self._command.target.name)
+
+
+class Leases(LeasesCore):
+    """Hands out leases on resources of one namespace, each with a token above all before it.
+
+    `client` is your `redis.Redis`, or a backend. With a `ledger` every acquisition is also claimed at the
+    database before you get it. `policy` is a `Policy` or a callable that returns one; `observers` receive
+    events (a logger gets the warnings when you give none).
+
+    Example::
+
+        leases = Leases(redis.Redis(), namespace="billing")
+        with leases.acquire("invoice:42", ttl=30) as lease:
+            print(lease.token)
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis | Backend,
+        *,
+        namespace: str = "default",
+        ledger: LedgerProtocol | None = None,
+        policy: PolicySource | None = None,
+        label: str | None = None,
+        observers: Iterable[Observer] | None = None,
+        shards: int = 1,
+        clock: Clock | None = None,
+    ) -> None:
+        self.backend = _backend_of(client, shards)
+        if ledger is not None and inspect.iscoroutinefunction(getattr(ledger, "claim", None)):
+            raise ConfigurationError("this ledger is asynchronous: use AsyncLeases with it")
+        self.ledger = ledger
+        super().__init__(
+            namespace=namespace,
+            has_ledger=ledger is not None,
+            policy=policy,
+            label=label,
+            observers=observers,
+            clock=clock or getattr(self.backend, "clock", None),
+        )
+        self._renewer = shared(Renewer, self.backend, lambda: Renewer(self.backend, self.clock))
+
+    def acquire(
+        self,
+        resource: str,
+        *,
+        ttl: float | None = None,
+        wait: float | Wait | None = None,
+        renewal: Renewal | None = None,
+        hold_to_ttl: bool | None = None,
+        label: str | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Lease:
+        """A held lease on the resource, after waiting for it if need be.
+
+        What is not given comes from the policy. `wait` is a budget in seconds, or a `Wait`. `on_lost` is called
+        once, in a thread of its own, when the lease is lost.
+
+        Raises `LeaseUnavailable` when somebody else holds it for longer than the budget, `BackendUnavailable`,
+        `ConfigurationError`, `TokenRegression`, or what the ledger raised.
+        """
+        return self.acquire_all(
+            (resource,),
+            ttl=ttl,
+            wait=wait,
+            renewal=renewal,
+            hold_to_ttl=hold_to_ttl,
+            label=label,
+            on_lost=on_lost,
+        )
+
+    def try_acquire(
+        self,
+        resource: str,
+        *,
+        ttl: float | None = None,
+        renewal: Renewal | None = None,
+        hold_to_ttl: bool | None = None,
+        label: str | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Lease | None:
+        """A held lease if the resource is free now, else None. Errors are raised: they are not contention."""
+        try:
+            return self.acquire_all(
+                (resource,),
+                ttl=ttl,
+                wait=0.0,
+                renewal=renewal,
+                hold_to_ttl=hold_to_ttl,
+                label=label,
+                on_lost=on_lost,
+            )
+        except LeaseUnavailable:
+            return None
+
+    def acquire_all(
+        self,
+        resources: Iterable[str],
+        *,
+        ttl: float | None = None,
+        wait: float | Wait | None = None,
+        renewal: Renewal | None = None,
+        hold_to_ttl: bool | None = None,
+        label: str | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Lease:
+        """One lease on several resources, all or none: one holder, one token. Raises as `acquire`."""
+        order = self._order(
+            resources, ttl=ttl, wait=wait, renewal=renewal, hold_to_ttl=hold_to_ttl, label=label
+        )
+        try:
+            return self._take(order, on_lost)
+        except LeaseUnavailable as error:
+            self._refused(order, error)
+            raise
+
+    def peek(self, resource: str) -> HeldBy | None:
+        """Who holds the resource, or None when it is free. One round trip; true when it was asked."""
+        target = self._target((check_resource(resource),))
+        self._renewer.watch()
+        reply = self.backend.ask(Peek(target), CALL_TIMEOUT)
+        assert isinstance(reply, Seen)
+        return reply.held_by
+
+    def holding(
+        self,
+        resource: str,
+        *,
+        ttl: float | None = None,
+        wait: float | Wait | None = None,
+        renewal: Renewal | None = None,
+        hold_to_ttl: bool | None = None,
+        label: str | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Callable[[Callable[P, R]], Callable[..., R]]:
+        """A decorator: each call holds a lease, whose resource is formatted with the call's arguments.
+
+        A parameter named `lease` receives the lease.
+
+        Example::
+
+            @leases.holding("invoice:{invoice_id}")
+            def settle(invoice_id: int, lease: Lease) -> None: ...
+        """
+
+        def decorate(function: Callable[P, R]) -> Callable[..., R]:
+            if inspect.iscoroutinefunction(function):
+                raise ConfigurationError(f"{function.__qualname__} is a coroutine: use AsyncLeases.holding")
+            name_of = resource_from(resource, function)
+            passes = wants_lease(function)
+
+            @functools.wraps(function)
+            def held(*args: Any, **kwargs: Any) -> R:
+                with self.acquire(
+                    name_of(*args, **kwargs),
+                    ttl=ttl,
+                    wait=wait,
+                    renewal=renewal,
+                    hold_to_ttl=hold_to_ttl,
+                    label=label,
+                    on_lost=on_lost,
+                ) as lease:
+                    if passes:
+                        kwargs["lease"] = lease
+                    return function(*args, **kwargs)
+
+            return held
+
+        return decorate
+
+    def close(self) -> None:
+        """Release what is still held here, stop renewing, and close our connections. Your client stays open."""
+        self._closed = True
+        for lease in self._renewer.leases():
+            if isinstance(lease, Lease) and lease._leases is self:
+                lease.__exit__(None, None, None)
+        self.backend.rest()
+
+    def __enter__(self) -> Leases:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take(self, order: Order, on_lost: OnLost | None) -> Lease:
+        seat = Seat(here())
+        resources = order.command.target.resources
+        self._pass_gate(order, seat)
+        try:
+            held: Held = self.drive(
+                acquire(
+                    order.command,
+                    order.wait,
+                    now=self.clock.now,
+                    roll=jitter,
+                    started=order.started,
+                    claims=self.ledger is not None,
+                )
+            )
+            lease = Lease(self, order, held, seat, on_lost)
+            seat.held_by = lease.as_held_by
+            self._renewer.add(lease)
+        except BaseException:
+            for resource in resources:
+                self.gate.leave(resource, seat)
+            raise
+        self._admitted(lease, order, held)
+        return lease
+
+    def _pass_gate(self, order: Order, seat: Seat) -> None:
+        """Wait for our turn among the threads of this process, within the budget."""
+        resources = order.command.target.resources
+        ready = _Wakeup()
+        waits = order.wait.budget > 0
+        for resource in resources if len(resources) == 1 else sorted(resources):
+            try:
+                if self.gate.enter(resource, seat, queue=ready.prepare if waits else None):
+                    continue
+                left = order.started + order.wait.budget - self.clock.now()
+                if waits and ready.wait(left):
+                    continue
+                held_by = self.gate.held_by(resource)
+                raise unavailable(order.command.target.name, held_by, self.clock.now() - order.started)
+            except BaseException:
+                for entered in resources:
+                    self.gate.withdraw(entered, seat)
+                raise
+
+    def drive(self, flow: Generator[Step, Answer, R]) -> R:
+        """Do what a flow says it needs."""
+        answer: Answer = None
+        failure: BaseException | None = None
+        try:
+            while True:
+                step = flow.send(answer) if failure is None else flow.throw(failure)
+                answer = failure = None
+                try:
+                    if type(step) is Ask:
+                        answer = self.backend.ask(step.command, step.timeout)
+                    elif type(step) is Claim:
+                        assert self.ledger is not None
+                        answer = self.ledger.claim(step.grant)
+                    elif type(step) is Sleep:
+                        self.clock.sleep(step.seconds)
+                    elif type(step) is Tell:
+                        self.tell(step.event)
+                except BaseException as error:  # noqa: BLE001  the flow decides what it means
+                    failure = error
+        except StopIteration as end:
+            return cast(R, end.value)
+
+    def _target(self, resources: tuple[str, ...]) -> Target:
+        return self.backend.target(self.namespace, resources)
+
+    def look_after(self, lease: Lease) -> None:
+        self._renewer.add(lease)
+
+    def forget(self, lease: Lease) -> None:
+        self._renewer.drop(lease)
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self.backend.after_fork()
+        for lease in self._renewer.after_fork():
+            cast(Lease, lease).after_fork()
+
+
+class _Wakeup:
+    """Lets one waiting thread go on; its lock is made only when there is somebody to wait for."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock: threading.Lock | None = None
+
+    def prepare(self) -> Callable[[], None]:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        return self._lock.release
+
+    def wait(self, seconds: float) -> bool:
+        assert self._lock is not None
+        return self._lock.acquire(timeout=max(seconds, 0.0))
+
+
+def _backend_of(client: redis.Redis | Backend, shards: int) -> Backend:
+    ask = getattr(client, "ask", None)
+    if ask is not None:
+        if inspect.iscoroutinefunction(ask):
+            raise ConfigurationError("this backend is asynchronous: use AsyncLeases with it")
+        return cast(Backend, client)
+    import redis
+
+    from fencing.backends.redis import RedisBackend
+
+    if not isinstance(client, redis.Redis):
+        hint = "use AsyncLeases with it" if "asyncio" in type(client).__module__ else "pass a redis.Redis"
+        raise ConfigurationError(f"Leases takes a redis.Redis or a backend, not {client!r}: {hint}")
+    pool = client.connection_pool
+    return shared((RedisBackend, shards), pool, lambda: RedisBackend(client, shards=shards))

@@ -1,0 +1,517 @@
+"""Leases for asyncio: `AsyncLeases` hands them out, `AsyncLease` is one that is held. Twins of `fencing.lease`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from fencing.backends.base import CALL_TIMEOUT, AsyncBackend, AsyncLedgerProtocol, Peek, Seen, Target
+from fencing.clock import Clock
+from fencing.errors import ConfigurationError, FencingError, LeaseLost, LeaseUnavailable
+from fencing.events import Observer
+from fencing.flows import Answer, Ask, Claim, Held, Sleep, Step, Tell, acquire, release, unavailable
+from fencing.gate import Seat
+from fencing.held import LeaseCore, Order
+from fencing.leasing import (
+    LeasesCore,
+    PolicySource,
+    jitter,
+    resource_from,
+    shared,
+    wants_lease,
+)
+from fencing.policies import Renewal, Wait
+from fencing.renewal import AsyncRenewer
+from fencing.token import HeldBy, check_resource
+
+if TYPE_CHECKING:
+    import redis.asyncio
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OnLost = Callable[[LeaseLost], object]
+"""Called in the event loop; a coroutine function's coroutine is run as a task."""
+
+
+class AsyncLease(LeaseCore):
+    """A held lease. Leaving its `async with` block releases it; when it is lost, the task inside is cancelled
+    and the block raises `LeaseLost`."""
+
+    __slots__ = ("_cancelled", "_cancelling", "_loop", "_owner")
+    _leases: AsyncLeases
+
+    def __init__(self, leases: AsyncLeases, order: Order, held: Held, seat: Seat, on_lost: Any) -> None:
+        super().__init__(leases, order, held, seat, on_lost)
+        self._loop = asyncio.get_running_loop()
+        self._owner: asyncio.Task[Any] | None = None
+        self._cancelled = False
+        self._cancelling = 0
+
+    async def __aenter__(self) -> AsyncLease:
+        task = asyncio.current_task()
+        assert task is not None
+        if self._tenure.lost is not None:
+            raise self._tenure.lost
+        self._owner = task
+        self._cancelling = task.cancelling()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release, without ever raising for it: the work is done, and what failed is told as an event."""
+        owner, self._owner = self._owner, None
+        if self._cancelled and owner is not None:
+            # As asyncio.timeout does: the cancellation was ours, so it becomes the reason, unless somebody
+            # else has asked for a cancellation as well.
+            self._cancelled = False
+            if owner.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+                raise self._sticky() from error
+            return
+        if not self._leaves():
+            try:
+                await self.release()
+            except FencingError:
+                pass  # told as an event where it happened
+
+    async def release(self) -> None:
+        """Free the resource now.
+
+        Raises `LeaseNotHeld` when the lease was not held any more (nothing is deleted then), `LeaseLost` when
+        it was abandoned or nobody knows, `BackendUnavailable` when the backend does not answer within 2 s. A
+        cancellation arrives after the release, not instead of it.
+        """
+        command = self._begin_release()
+        if command is None:
+            return
+        leases = self._leases
+        try:
+            reply = await leases.drive(release(command, now=leases.clock.now))
+        except BaseException as error:
+            self._release_failed(error)
+            raise
+        self._end_release(reply)
+
+    async def renew(self) -> None:
+        """Count the TTL anew, now. Rarely needed: it happens in the background.
+
+        Raises `LeaseLost`, or `LeaseNotHeld` when the backend says so, or `BackendUnavailable`.
+        """
+        await self._renew(None)
+
+    async def extend(self, ttl: float) -> None:
+        """Hold on for `ttl` seconds from now, and renew to that from here on. Raises as `renew`."""
+        await self._renew(ttl)
+
+    async def _renew(self, ttl: float | None) -> None:
+        command = self._begin_renew(ttl)
+        leases = self._leases
+        sent_at = leases.clock.now()
+        self._end_renew(await leases.backend.ask(command, CALL_TIMEOUT), sent_at, ttl)
+
+    def _sticky(self) -> LeaseLost:
+        lost = self._tenure.lost
+        assert lost is not None
+        return lost
+
+    def _announce_loss(self) -> None:
+        try:
+            running = asyncio.current_task()
+        except RuntimeError:  # another thread has noticed
+            running = None
+        if running is None or running is not self._owner:
+            self._loop.call_soon_threadsafe(self._cancel_owner)
+        if self._on_lost is not None:
+            self._loop.call_soon_threadsafe(self._call_on_lost)
+
+    def _cancel_owner(self) -> None:
+        if self._owner is not None and not self._cancelled:
+            self._cancelled = True
+            self._owner.cancel(str(self._tenure.lost))
+
+    def _call_on_lost(self) -> None:
+        name = self._command.target.name
+        try:
+            outcome = self._on_lost(self._tenure.lost)
+        except Exception as error:  # noqa: BLE001  told, never raised into the event loop
+            self._leases._callback_failed("on_lost", error, name)
+            return
+        if inspect.isawaitable(outcome):
+            self._leases.spawn(self._await_on_lost(outcome))
+
+    async def _await_on_lost(self, outcome: Awaitable[object]) -> None:
+        try:
+            await outcome
+        except Exception as error:  # noqa: BLE001  told, never raised into the event loop
+            self._leases._callback_failed("on_lost", error, self._command.target.name)
+
+
+class Acquiring:
+    """An acquisition under way: ``await`` it for a held lease, or enter it with ``async with``."""
+
+    __slots__ = ("_lease", "_take")
+
+    def __init__(self, take: Callable[[], Coroutine[Any, Any, AsyncLease]]) -> None:
+        self._take = take
+        self._lease: AsyncLease | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncLease]:
+        return self._take().__await__()
+
+    async def __aenter__(self) -> AsyncLease:
+        self._lease = await self._take()
+        return await self._lease.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._lease is not None
+        await self._lease.__aexit__(kind, error, trace)
+
+
+class AsyncLeases(LeasesCore):
+    """Hands out leases on resources of one namespace, each with a token above all before it.
+
+    `client` is your `redis.asyncio.Redis`, or a backend. With a `ledger` every acquisition is also claimed at
+    the database before you get it. `policy` is a `Policy` or a callable that returns one; `observers` receive
+    events (a logger gets the warnings when you give none).
+
+    Example::
+
+        leases = AsyncLeases(redis.asyncio.Redis(), namespace="billing")
+        async with leases.acquire("invoice:42", ttl=30) as lease:
+            print(lease.token)
+    """
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis | AsyncBackend,
+        *,
+        namespace: str = "default",
+        ledger: AsyncLedgerProtocol | None = None,
+        policy: PolicySource | None = None,
+        label: str | None = None,
+        observers: Iterable[Observer] | None = None,
+        shards: int = 1,
+        clock: Clock | None = None,
+    ) -> None:
+        self.backend = _backend_of(client, shards)
+        if ledger is not None and not inspect.iscoroutinefunction(getattr(ledger, "claim", None)):
+            raise ConfigurationError("this ledger is synchronous: use Leases with it")
+        self.ledger = ledger
+        super().__init__(
+            namespace=namespace,
+            has_ledger=ledger is not None,
+            policy=policy,
+            label=label,
+            observers=observers,
+            clock=clock or getattr(self.backend, "clock", None),
+        )
+        self._renewer = shared(AsyncRenewer, self.backend, lambda: AsyncRenewer(self.backend, self.clock))
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def acquire(
+        self,
+        resource: str,
+        *,
+        ttl: float | None = None,
+        wait: float | Wait | None = None,
+        renewal: Renewal | None = None,
+        hold_to_ttl: bool | None = None,
+        label: str | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Acquiring:
+        """A held lease on the resource, after waiting for it if need be.
+
+        What is not given comes from the policy. `wait` is a budget in seconds, or a `Wait`. `on_lost` is called
+        once, in the event loop, when the lease is lost; it may be a coroutine function.
+
+        Raises `LeaseUnavailable` when somebody else holds it for longer than the budget, `BackendUnavailable`,
+        `ConfigurationError`, `TokenRegression`, or what the ledger raised.
+        """
+        return self.acquire_all(
+            (resource,),
+            ttl=ttl,
+            wait=wait,
+            renewal=renewal,
+            hold_to_ttl=hold_to_ttl,
+            label=label,
+            on_lost=on_lost,
+        )
+
+    async def try_acquire(
+        self,
+        resource: str,
+        *,
+        ttl: float | None = None,
+        renewal: Renewal | None = None,
+        hold_to_ttl: bool | None = None,
+        label: str | None = None,
+        on_lost: OnLost | None = None,
+    ) -> AsyncLease | None:
+        """A held lease if the resource is free now, else None. Errors are raised: they are not contention."""
+        try:
+            return await self.acquire_all(
+                (resource,),
+                ttl=ttl,
+                wait=0.0,
+                renewal=renewal,
+                hold_to_ttl=hold_to_ttl,
+                label=label,
+                on_lost=on_lost,
+            )
+        except LeaseUnavailable:
+            return None
+
+    def acquire_all(
+        self,
+        resources: Iterable[str],
+        *,
+        ttl: float | None = None,
+        wait: float | Wait | None = None,
+        renewal: Renewal | None = None,
+        hold_to_ttl: bool | None = None,
+        label: str | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Acquiring:
+        """One lease on several resources, all or none: one holder, one token. Raises as `acquire`."""
+        names = tuple(resources)
+
+        async def take() -> AsyncLease:
+            order = self._order(
+                names, ttl=ttl, wait=wait, renewal=renewal, hold_to_ttl=hold_to_ttl, label=label
+            )
+            try:
+                return await self._take(order, on_lost)
+            except LeaseUnavailable as error:
+                self._refused(order, error)
+                raise
+
+        return Acquiring(take)
+
+    async def peek(self, resource: str) -> HeldBy | None:
+        """Who holds the resource, or None when it is free. One round trip; true when it was asked."""
+        target = self._target((check_resource(resource),))
+        self._renewer.watch()
+        reply = await self.backend.ask(Peek(target), CALL_TIMEOUT)
+        assert isinstance(reply, Seen)
+        return reply.held_by
+
+    def holding(
+        self,
+        resource: str,
+        *,
+        ttl: float | None = None,
+        wait: float | Wait | None = None,
+        renewal: Renewal | None = None,
+        hold_to_ttl: bool | None = None,
+        label: str | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[..., Coroutine[Any, Any, R]]]:
+        """A decorator: each call holds a lease, whose resource is formatted with the call's arguments.
+
+        A parameter named `lease` receives the lease.
+
+        Example::
+
+            @leases.holding("invoice:{invoice_id}")
+            async def settle(invoice_id: int, lease: AsyncLease) -> None: ...
+        """
+
+        def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[..., Coroutine[Any, Any, R]]:
+            if not inspect.iscoroutinefunction(function):
+                raise ConfigurationError(f"{function.__qualname__} is no coroutine: use Leases.holding")
+            name_of = resource_from(resource, function)
+            passes = wants_lease(function)
+
+            @functools.wraps(function)
+            async def held(*args: Any, **kwargs: Any) -> R:
+                async with self.acquire(
+                    name_of(*args, **kwargs),
+                    ttl=ttl,
+                    wait=wait,
+                    renewal=renewal,
+                    hold_to_ttl=hold_to_ttl,
+                    label=label,
+                    on_lost=on_lost,
+                ) as lease:
+                    if passes:
+                        kwargs["lease"] = lease
+                    return await function(*args, **kwargs)
+
+            return held
+
+        return decorate
+
+    async def aclose(self) -> None:
+        """Release what is still held here, stop renewing, and close our connections. Your client stays open."""
+        self._closed = True
+        for lease in self._renewer.leases():
+            if isinstance(lease, AsyncLease) and lease._leases is self:
+                await lease.__aexit__(None, None, None)
+        if not self._renewer.leases():
+            await self._renewer.stop()
+        await self.backend.rest()
+
+    async def __aenter__(self) -> AsyncLeases:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _take(self, order: Order, on_lost: OnLost | None) -> AsyncLease:
+        task = asyncio.current_task()
+        seat = Seat(task)
+        resources = order.command.target.resources
+        await self._pass_gate(order, seat)
+        try:
+            held: Held = await self.drive(
+                acquire(
+                    order.command,
+                    order.wait,
+                    now=self.clock.now,
+                    roll=jitter,
+                    started=order.started,
+                    claims=self.ledger is not None,
+                )
+            )
+            lease = AsyncLease(self, order, held, seat, on_lost)
+            seat.held_by = lease.as_held_by
+            self._renewer.add(lease)
+        except BaseException:
+            for resource in resources:
+                self.gate.leave(resource, seat)
+            raise
+        self._admitted(lease, order, held)
+        return lease
+
+    async def _pass_gate(self, order: Order, seat: Seat) -> None:
+        """Wait for our turn among the tasks of this process, within the budget."""
+        resources = order.command.target.resources
+        ready = _Wakeup()
+        waits = order.wait.budget > 0
+        for resource in resources if len(resources) == 1 else sorted(resources):
+            try:
+                if self.gate.enter(resource, seat, queue=ready.prepare if waits else None):
+                    continue
+                left = order.started + order.wait.budget - self.clock.now()
+                if waits and await ready.wait(left):
+                    continue
+                held_by = self.gate.held_by(resource)
+                raise unavailable(order.command.target.name, held_by, self.clock.now() - order.started)
+            except BaseException:
+                for entered in resources:
+                    self.gate.withdraw(entered, seat)
+                raise
+
+    async def drive(self, flow: Generator[Step, Answer, R]) -> R:
+        """Do what a flow says it needs."""
+        answer: Answer = None
+        failure: BaseException | None = None
+        stopped = False
+        try:
+            while True:
+                step = flow.send(answer) if failure is None else flow.throw(failure)
+                answer = failure = None
+                try:
+                    if type(step) is Ask:
+                        asking = self.backend.ask(step.command, step.timeout)
+                        answer = await (self._insist(asking) if stopped else asking)
+                    elif type(step) is Claim:
+                        assert self.ledger is not None
+                        answer = await self.ledger.claim(step.grant)
+                    elif type(step) is Sleep:
+                        await self.clock.sleep_async(step.seconds)
+                    elif type(step) is Tell:
+                        self.tell(step.event)
+                except BaseException as error:  # noqa: BLE001  the flow decides what it means
+                    failure = error
+                    # After a cancellation the flow only tidies up: that is not to be cancelled again.
+                    stopped = stopped or isinstance(error, asyncio.CancelledError)
+        except StopIteration as end:
+            return cast(R, end.value)
+
+    async def _insist(self, work: Coroutine[Any, Any, R]) -> R:
+        """The result of `work`, which is bounded, whoever wants to cancel us meanwhile."""
+        task = self.spawn(work)
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                continue
+            except Exception:  # noqa: BLE001  raised below, from the task itself
+                break
+        return task.result()
+
+    def spawn(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+        """Run `work` as a task that is not collected before it is done."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _target(self, resources: tuple[str, ...]) -> Target:
+        return self.backend.target(self.namespace, resources)
+
+    def look_after(self, lease: AsyncLease) -> None:
+        self._renewer.add(lease)
+
+    def forget(self, lease: AsyncLease) -> None:
+        self._renewer.drop(lease)
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self.backend.after_fork()
+        for lease in self._renewer.after_fork():
+            cast(AsyncLease, lease).after_fork()
+
+
+class _Wakeup:
+    """Lets one waiting task go on; its future is made only when there is somebody to wait for."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[None] | None = None
+
+    def prepare(self) -> Callable[[], None]:
+        future = self._future = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        return wake
+
+    async def wait(self, seconds: float) -> bool:
+        assert self._future is not None
+        try:
+            async with asyncio.timeout(max(seconds, 0.0)):
+                await self._future
+        except TimeoutError:
+            return False
+        return True
+
+
+def _backend_of(client: redis.asyncio.Redis | AsyncBackend, shards: int) -> AsyncBackend:
+    ask = getattr(client, "ask", None)
+    if ask is not None:
+        if not inspect.iscoroutinefunction(ask):
+            raise ConfigurationError("this backend is synchronous: use Leases with it")
+        return cast(AsyncBackend, client)
+    import redis.asyncio
+
+    from fencing.backends.redis import AsyncRedisBackend
+
+    if not isinstance(client, redis.asyncio.Redis):
+        hint = "use Leases with it" if type(client).__module__ == "redis.client" else "pass one"
+        raise ConfigurationError(
+            f"AsyncLeases takes a redis.asyncio.Redis or a backend, not {client!r}: {hint}"
+        )
+    pool = client.connection_pool
+    return shared((AsyncRedisBackend, shards), pool, lambda: AsyncRedisBackend(client, shards=shards))

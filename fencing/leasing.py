@@ -1,0 +1,269 @@
+"""Where leases come from, without the waiting: what `Leases` and `AsyncLeases` have in common.
+
+Settings, policy, the gate in front of the backend, the orders that acquires are made of, and fork safety.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+import re
+import socket
+import string
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from fencing.backends.base import Acquire, Target
+from fencing.clock import Clock, SystemClock
+from fencing.errors import ConfigurationError, LeaseUnavailable
+from fencing.events import (
+    Acquired,
+    CallbackFailed,
+    LoggingObserver,
+    Observer,
+    Observers,
+    OrphanFound,
+    PolicySwitched,
+    Unavailable,
+)
+from fencing.flows import Held
+from fencing.gate import Gate
+from fencing.held import LeaseCore, Order
+from fencing.policies import Policy, Renewal, Wait, ttl_ms
+from fencing.token import check_label, check_namespace, check_resource, new_holder
+
+PolicySource = Policy | Callable[[], Policy]
+
+
+_HERE: ContextVar[object] = ContextVar("fencing_here")
+
+
+def here() -> object:
+    """Who asks: this thread in this context.
+
+    A thread alone is not enough, as frameworks run one request's enter and another's on the same pool thread.
+    """
+    context = _HERE.get(None)
+    if context is None:
+        context = object()
+        _HERE.set(context)
+    return threading.get_ident(), context
+
+
+class LeasesCore:
+    """Settings, policy, gate and orders: `Leases` without the doing."""
+
+    def __init__(
+        self,
+        *,
+        namespace: str,
+        has_ledger: bool,
+        policy: PolicySource | None,
+        label: str | None,
+        observers: Iterable[Observer] | None,
+        clock: Clock | None,
+    ) -> None:
+        self.namespace = check_namespace(namespace)
+        self.clock = clock or SystemClock()
+        self.gate = Gate()
+        self.mutex = threading.Lock()
+        self.tell = Observers((LoggingObserver(),) if observers is None else observers)
+        self._label = None if label is None else check_label(label)
+        self._has_ledger = has_ledger
+        self._closed = False
+        self._policy: PolicySource = Policy() if policy is None else policy
+        self._last_policy: Policy | None = None
+        self._started()
+        self._checked_policy()
+        _EVERYWHERE.add(self)
+
+    def _started(self) -> None:
+        self._default_label = (
+            f"{socket.gethostname()}:{os.getpid()}"[:100] if self._label is None else self._label
+        )
+
+    @property
+    def policy(self) -> Policy:
+        """The policy as it is now. Set a `Policy`, or a callable that is asked at each decision, to switch it
+        while leases are held: the next renewal goes by the new one."""
+        return self.policy_now()
+
+    @policy.setter
+    def policy(self, policy: PolicySource) -> None:
+        before, self._policy = self._policy, policy
+        try:
+            now = self._checked_policy()
+        except BaseException:
+            self._policy = before
+            raise
+        if PolicySwitched in self.tell.wanted:
+            self.tell(PolicySwitched(namespace=self.namespace, resource="", policy=repr(now)))
+
+    def policy_now(self) -> Policy:
+        """What the policy says at this moment; a callable that fails leaves the last good one in force."""
+        source = self._policy
+        if type(source) is Policy:
+            return source
+        try:
+            return self._checked_policy()
+        except Exception as error:
+            self._callback_failed("policy", error)
+            if self._last_policy is None:
+                raise
+            return self._last_policy
+
+    def _checked_policy(self) -> Policy:
+        policy = self._policy() if callable(self._policy) else self._policy
+        if not isinstance(policy, Policy):
+            raise ConfigurationError(
+                f"a policy is a fencing.Policy or a callable that returns one, not {policy!r}"
+            )
+        self._check_renewal(policy.renewal)
+        self._last_policy = policy
+        return policy
+
+    def _check_renewal(self, renewal: Renewal) -> None:
+        if renewal.on_failure == "continue" and not self._has_ledger:
+            raise ConfigurationError(
+                "on_failure='continue' goes on working when the lease may be gone, so the database must be "
+                "able to refuse: pass ledger=..., or use 'fence'"
+            )
+
+    def _order(
+        self,
+        resources: Iterable[str],
+        *,
+        ttl: float | None,
+        wait: float | Wait | None,
+        renewal: Renewal | None,
+        hold_to_ttl: bool | None,
+        label: str | None,
+    ) -> Order:
+        """Check everything before anything is sent."""
+        if self._closed:
+            raise ConfigurationError("these leases are closed")
+        policy = self.policy_now()
+        names = tuple(dict.fromkeys([check_resource(resource) for resource in resources]))
+        if not names:
+            raise ConfigurationError("name at least one resource")
+        if renewal is not None:
+            self._check_renewal(renewal)
+        if wait is None:
+            wait = policy.wait
+        elif not isinstance(wait, Wait):
+            wait = replace(policy.wait, budget=wait)
+        hold = policy.hold_to_ttl if hold_to_ttl is None else hold_to_ttl
+        command = Acquire(
+            self._target(names),
+            new_holder(),
+            self._default_label if label is None else check_label(label),
+            ttl_ms(policy.ttl if ttl is None else ttl),
+            0,
+            not hold,
+        )
+        return Order(command, wait, renewal, hold, self.clock.now())
+
+    def _target(self, resources: tuple[str, ...]) -> Target:
+        raise NotImplementedError
+
+    def look_after(self, lease: Any) -> None:
+        """Renew the lease from now on."""
+        raise NotImplementedError
+
+    def forget(self, lease: Any) -> None:
+        """Do not renew the lease any more."""
+        raise NotImplementedError
+
+    def _admitted(self, lease: LeaseCore, order: Order, held: Held) -> None:
+        """Tell what there is to tell of a lease just acquired."""
+        for orphan in held.orphans:
+            lease._tell(OrphanFound, previous=orphan.previous, unowned=orphan.unowned)
+        if Acquired in self.tell.wanted:
+            lease._tell(Acquired, waited=held.since - order.started, asked=held.asked)
+
+    def _refused(self, order: Order, error: LeaseUnavailable) -> None:
+        if Unavailable in self.tell.wanted:
+            self.tell(
+                Unavailable(
+                    namespace=self.namespace,
+                    resource=error.resource,
+                    waited=self.clock.now() - order.started,
+                    held_by=error.held_by,
+                )
+            )
+
+    def _callback_failed(self, callback: str, error: BaseException, resource: str = "") -> None:
+        self.tell(
+            CallbackFailed(namespace=self.namespace, resource=resource, callback=callback, error=repr(error))
+        )
+
+    def after_fork(self) -> None:
+        """In a forked child: nothing of the parent's is ours."""
+        self.gate = Gate()
+        self.mutex = threading.Lock()
+        self._started()
+
+
+# A forked child has copies of everything; these make sure that it uses none of its parent's leases.
+_EVERYWHERE: weakref.WeakSet[LeasesCore] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    global _SHARING
+    _SHARING = threading.Lock()
+    for leases in tuple(_EVERYWHERE):
+        leases.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+jitter = random.random
+
+_SHARED: weakref.WeakValueDictionary[tuple[object, int], Any] = weakref.WeakValueDictionary()
+_SHARING = threading.Lock()
+S = TypeVar("S")
+
+
+def shared(kind: object, owner: object, make: Callable[[], S]) -> S:
+    """The one thing of its kind for `owner` (a pool, a backend) in this process, for as long as it is used.
+
+    Safe because what is made keeps its owner alive, so that an id is not reused while it stands here.
+    """
+    with _SHARING:
+        found: S | None = _SHARED.get((kind, id(owner)))
+        if found is None:
+            found = _SHARED[kind, id(owner)] = make()
+        return found
+
+
+def resource_from(template: str, function: Callable[..., object]) -> Callable[..., str]:
+    """How a call of the function names its resource: `template` formatted with the call's arguments."""
+    signature = inspect.signature(function)
+    plain = [name for name in signature.parameters if name != "lease"]
+    try:
+        fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
+    except ValueError as error:
+        raise ConfigurationError(f"{template!r} is no format string: {error}") from error
+    for field in fields:
+        name = re.split(r"[.\[]", field, maxsplit=1)[0]
+        if name not in plain:
+            raise ConfigurationError(
+                f"{template!r} names {name!r}, which is no parameter of {function.__qualname__}{signature}"
+            )
+
+    def resource(*args: object, **kwargs: object) -> str:
+        bound = signature.bind_partial(*args, **kwargs)
+        bound.apply_defaults()
+        return template.format(**bound.arguments)
+
+    return resource
+
+
+def wants_lease(function: Callable[..., object]) -> bool:
+    return "lease" in inspect.signature(function).parameters

@@ -1,0 +1,300 @@
+"""One renewer for all leases of a process on one backend: a thread, or a timer of the event loop.
+
+It sleeps until something is due, renews all that is due in one batch, and tells each lease how that went.
+A backend that does not answer holds up only its own renewer, so each backend has one of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import threading
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from fencing.backends.base import AsyncBackend, Backend, Renew, Reply
+from fencing.clock import Clock
+from fencing.errors import BackendUnavailable, FencingError
+
+log = logging.getLogger("fencing")
+
+IDLE = 10.0
+"""Seconds without a lease after which a renewer gives back connections and ends."""
+
+
+class Renewable(Protocol):
+    """What the renewer knows of a lease."""
+
+    slot: float
+    """When it is due, rounded down; 0 when it is in no wheel."""
+
+    def next_due(self) -> tuple[float, float] | None:
+        """When it next wants attention, and the grain to which that may be rounded down; None when never."""
+
+    def attend(self, now: float) -> tuple[Renew, float] | None:
+        """What to send, with its bound; None when there was nothing to send (it may have expired)."""
+
+    def settle(self, answer: Reply | FencingError, sent_at: float, took: float) -> None:
+        """Take in how its renewal went."""
+
+
+R = TypeVar("R", bound=Renewable)
+
+
+class Wheel(Generic[R]):
+    """Leases by when they are due, in slots: adding and dropping cost the same however many there are."""
+
+    __slots__ = ("_heap", "_slots")
+
+    def __init__(self) -> None:
+        self._slots: dict[float, dict[R, None]] = {}
+        self._heap: list[float] = []
+
+    def put(self, lease: R, at: float, grain: float) -> float:
+        """File the lease; when it will be due."""
+        slot = at - at % grain
+        there = self._slots.get(slot)
+        if there is None:
+            there = self._slots[slot] = {}
+            heapq.heappush(self._heap, slot)
+        there[lease] = None
+        lease.slot = slot
+        return slot
+
+    def put_again(self, leases: Iterable[R]) -> None:
+        """File those that still want attention."""
+        for lease in leases:
+            due = lease.next_due()
+            if due is not None:
+                self.put(lease, *due)
+
+    def drop(self, lease: R) -> None:
+        there = self._slots.get(lease.slot)
+        if there is not None:
+            there.pop(lease, None)
+
+    def due(self, now: float) -> list[R]:
+        """Take out all that is due."""
+        taken: list[R] = []
+        while self._heap and self._heap[0] <= now:
+            taken += self._slots.pop(heapq.heappop(self._heap))
+        return taken
+
+    def next(self) -> float | None:
+        """When the first slot with a lease in it is due."""
+        while self._heap and not self._slots[self._heap[0]]:
+            del self._slots[heapq.heappop(self._heap)]
+        return self._heap[0] if self._heap else None
+
+    def leases(self) -> list[R]:
+        return [lease for there in self._slots.values() for lease in there]
+
+
+def _batches(leases: Iterable[R], now: float) -> dict[float, list[tuple[R, Renew]]]:
+    """What to send, by how long it may take, the shortest first."""
+    batches: dict[float, list[tuple[R, Renew]]] = {}
+    for lease in leases:
+        wanted = lease.attend(now)
+        if wanted is not None:
+            command, bound = wanted
+            batches.setdefault(bound, []).append((lease, command))
+    return dict(sorted(batches.items()))
+
+
+def _settle(
+    batch: Sequence[tuple[R, Renew]],
+    answers: Sequence[Reply | FencingError],
+    sent_at: float,
+    took: float,
+) -> None:
+    missing = BackendUnavailable("the backend left out an answer")
+    for at, (lease, _) in enumerate(batch):
+        lease.settle(answers[at] if at < len(answers) else missing, sent_at, took)
+
+
+class Renewer:
+    """Renews leases from a daemon thread, which is there only while there is something to do."""
+
+    def __init__(self, backend: Backend, clock: Clock) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._wheel: Wheel[Renewable] = Wheel()
+        self._condition = threading.Condition(threading.Lock())
+        self._thread: threading.Thread | None = None
+        self._wake_at = 0.0
+        self._attended = clock.attend(self.turn)
+
+    def add(self, lease: Renewable) -> None:
+        """Look after the lease from now on."""
+        due = lease.next_due()
+        if due is None:
+            return
+        with self._condition:
+            slot = self._wheel.put(lease, *due)
+            if self._thread is None:
+                self._start()
+            elif slot < self._wake_at:
+                self._wake_at = slot
+                self._condition.notify()
+
+    def drop(self, lease: Renewable) -> None:
+        with self._condition:
+            self._wheel.drop(lease)
+
+    def leases(self) -> list[Renewable]:
+        with self._condition:
+            return self._wheel.leases()
+
+    def watch(self) -> None:
+        """See to it that connections kept by the backend are given back when nothing happens any more."""
+        if self._thread is None:
+            with self._condition:
+                if self._thread is None:
+                    self._start()
+
+    def turn(self) -> float | None:
+        """Do all that is due; when to come again."""
+        with self._condition:
+            leases = self._wheel.due(self._clock.now())
+        try:
+            for bound, batch in _batches(leases, self._clock.now()).items():
+                sent_at = self._clock.now()
+                answers = self._backend.ask_many([command for _, command in batch], bound)
+                _settle(batch, answers, sent_at, self._clock.now() - sent_at)
+        finally:
+            with self._condition:
+                self._wheel.put_again(leases)
+        return self._wheel.next()
+
+    def _start(self) -> None:
+        if self._attended:
+            return
+        self._thread = threading.Thread(target=self._run, name="fencing-renewer", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.turn()
+            except Exception:
+                log.exception("a turn of the renewer failed; it goes on")
+            with self._condition:
+                due = self._wheel.next()
+                now = self._clock.now()
+                self._wake_at = now + IDLE if due is None else due
+                if self._wake_at > now:
+                    told = self._condition.wait(min(self._wake_at - now, IDLE))
+                    if due is None and not told and self._wheel.next() is None:
+                        self._thread = None
+                        break
+        self._backend.rest()
+
+    def after_fork(self) -> list[Renewable]:
+        """In a forked child: start anew; the leases that were the parent's."""
+        orphans, self._wheel = self._wheel.leases(), Wheel()
+        self._condition = threading.Condition(threading.Lock())
+        self._thread = None
+        return orphans
+
+
+class AsyncRenewer:
+    """Renews leases from a timer of the running event loop; a task is there only while it renews."""
+
+    def __init__(self, backend: AsyncBackend, clock: Clock) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._wheel: Wheel[Renewable] = Wheel()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake_at = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._attended = clock.attend_async(self.turn)
+
+    def add(self, lease: Renewable) -> None:
+        """Look after the lease from now on."""
+        due = lease.next_due()
+        if due is not None:
+            self._arm(self._wheel.put(lease, *due))
+
+    def drop(self, lease: Renewable) -> None:
+        self._wheel.drop(lease)
+
+    def leases(self) -> list[Renewable]:
+        return self._wheel.leases()
+
+    def watch(self) -> None:
+        """See to it that connections kept by the backend are given back when nothing happens any more."""
+        if self._timer is None:
+            self._arm(self._clock.now() + IDLE)
+
+    async def turn(self) -> float | None:
+        """Do all that is due; when to come again."""
+        await self._renew(self._wheel.due(self._clock.now()))
+        return self._wheel.next()
+
+    async def _renew(self, leases: list[Renewable]) -> None:
+        try:
+            batches = _batches(leases, self._clock.now())
+            await asyncio.gather(*(self._send(bound, batch) for bound, batch in batches.items()))
+        finally:
+            self._wheel.put_again(leases)
+
+    async def _send(self, bound: float, batch: list[tuple[Renewable, Renew]]) -> None:
+        sent_at = self._clock.now()
+        answers = await self._backend.ask_many([command for _, command in batch], bound)
+        _settle(batch, answers, sent_at, self._clock.now() - sent_at)
+
+    def _arm(self, at: float) -> None:
+        if self._attended:
+            return
+        loop = asyncio.get_running_loop()
+        if self._timer is not None and self._loop is loop:
+            if self._wake_at <= at:
+                return
+            self._timer.cancel()
+        self._loop = loop
+        self._wake_at = at
+        self._timer = loop.call_later(min(max(at - self._clock.now(), 0.0), IDLE), self._fire)
+
+    def _fire(self) -> None:
+        # Each turn is a task of its own: one that waits for a deaf backend does not hold up the next.
+        self._timer = None
+        leases = self._wheel.due(self._clock.now())
+        due = self._wheel.next()
+        if leases:
+            self._spawn(self._renew(leases))
+        elif due is None and not self._tasks:
+            self._spawn(self._backend.rest())
+        if due is not None:
+            self._arm(due)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="fencing-renewer")
+        self._tasks.add(task)
+        task.add_done_callback(self._spent)
+
+    def _spent(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        if task.exception() is not None:
+            log.error("a turn of the renewer failed; it goes on", exc_info=task.exception())
+        due = self._wheel.next()
+        if due is not None:
+            self._arm(due)
+
+    async def stop(self) -> None:
+        """End the timer and what it started."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def after_fork(self) -> list[Renewable]:
+        """In a forked child: start anew; the leases that were the parent's."""
+        orphans, self._wheel = self._wheel.leases(), Wheel()
+        self._timer, self._tasks = None, set()
+        return orphans

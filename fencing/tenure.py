@@ -1,0 +1,157 @@
+"""One lease while it lasts, as plain values: which state it is in, and when it next wants attention.
+
+Every change of state is in one table.
+
+::
+
+    HELD ──renewed──▶ HELD                  HELD ──expired, superseded, abandoned──▶ LOST
+    HELD ──carried on──▶ CONTINUED          CONTINUED ──superseded──▶ LOST
+    HELD ──left──▶ LEFT                     CONTINUED ──renewed──▶ HELD
+    HELD ──releasing──▶ RELEASING           CONTINUED ──left──▶ LEFT
+    RELEASING ──released──▶ RELEASED        RELEASING ──kept──▶ HELD (the release failed)
+
+LOST is sticky, and RELEASED and LEFT are ends: whatever comes later comes too late and changes nothing. So a
+renewal that was under way when the lease was released cannot make it look lost, and the other way round.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from fencing.errors import LeaseLost, LossReason
+from fencing.policies import Renewal
+
+
+class State(Enum):
+    HELD = "held"
+    CONTINUED = "continued"
+    """Renewal failed and the policy is to go on: the ledger alone decides."""
+    RELEASING = "releasing"
+    RELEASED = "released"
+    LEFT = "left"
+    """The work is done and the lease is left to expire."""
+    LOST = "lost"
+
+
+class Signal(Enum):
+    RENEWED = "renewed"
+    CARRIED_ON = "carried on"
+    EXPIRED = "expired"
+    SUPERSEDED = "superseded"
+    ABANDONED = "abandoned"
+    UNKNOWN = "unknown"
+    RELEASING = "releasing"
+    RELEASED = "released"
+    KEPT = "kept"
+    LEFT = "left"
+
+
+TRANSITIONS: dict[State, dict[Signal, State]] = {
+    State.HELD: {
+        Signal.RENEWED: State.HELD,
+        Signal.CARRIED_ON: State.CONTINUED,
+        Signal.EXPIRED: State.LOST,
+        Signal.SUPERSEDED: State.LOST,
+        Signal.ABANDONED: State.LOST,
+        Signal.UNKNOWN: State.LOST,
+        Signal.RELEASING: State.RELEASING,
+        Signal.LEFT: State.LEFT,
+    },
+    State.RELEASING: {
+        Signal.RELEASED: State.RELEASED,
+        Signal.KEPT: State.HELD,
+        Signal.EXPIRED: State.LOST,
+        Signal.SUPERSEDED: State.LOST,
+        Signal.UNKNOWN: State.LOST,
+    },
+    State.CONTINUED: {
+        Signal.RENEWED: State.HELD,
+        Signal.SUPERSEDED: State.LOST,
+        Signal.UNKNOWN: State.LOST,
+        Signal.LEFT: State.LEFT,
+    },
+    State.RELEASED: {},
+    State.LEFT: {},
+    State.LOST: {},
+}
+
+LOSS: dict[LossReason, Signal] = {
+    "expired": Signal.EXPIRED,
+    "superseded": Signal.SUPERSEDED,
+    "abandoned": Signal.ABANDONED,
+    "unknown": Signal.UNKNOWN,
+}
+
+_WHY: dict[LossReason, str] = {
+    "expired": "its time ran out before it was renewed, or the backend forgot it",
+    "superseded": "somebody else holds the resource now",
+    "abandoned": "renewal failed too often in a row",
+    "unknown": "this process is a fork of the holder's, or an answer was lost",
+}
+
+
+class Tenure:
+    """One lease while it lasts, as plain values: what its clock says and which state it is in.
+
+    Times are seconds of the clock that the caller reads; nothing here does.
+    """
+
+    __slots__ = ("_sticky", "acquired_at", "failures", "max_hold_told", "since", "state", "ttl")
+
+    def __init__(self, ttl: float, since: float) -> None:
+        self.ttl = ttl
+        self.acquired_at = since
+        self.since = since
+        self.failures = 0
+        self.state = State.HELD
+        self.max_hold_told = False
+        self._sticky: LeaseLost | None = None
+
+    @property
+    def deadline(self) -> float:
+        return self.since + self.ttl
+
+    @property
+    def lost(self) -> LeaseLost | None:
+        return self._sticky
+
+    def signal(self, signal: Signal) -> bool:
+        """Move as the table says; False when it comes too late."""
+        after = TRANSITIONS[self.state].get(signal)
+        if after is None:
+            return False
+        self.state = after
+        return True
+
+    def renewed(self, sent_at: float, ttl: float | None = None) -> bool:
+        """A renewal sent at `sent_at` succeeded."""
+        if not self.signal(Signal.RENEWED):
+            return False
+        if ttl is not None:
+            self.ttl = ttl
+        self.since = max(self.since, sent_at)
+        self.failures = 0
+        return True
+
+    def failed(self, renewal: Renewal) -> bool:
+        """A renewal failed; True when that was one too many in a row."""
+        self.failures += 1
+        return self.failures >= renewal.failures
+
+    def lose(self, name: str, reason: LossReason) -> bool:
+        """Lose it for `reason`; False when it was over already."""
+        if not self.signal(LOSS[reason]):
+            return False
+        self._sticky = LeaseLost(
+            f"the lease on {name!r} is lost: {_WHY[reason]}", resource=name, reason=reason
+        )
+        return True
+
+    def next_at(self, renewal: Renewal | None) -> tuple[float, bool]:
+        """When this lease next wants attention, and whether that is to be renewed (else: it runs out then)."""
+        if renewal is not None:
+            due = self.since + renewal.due(self.ttl, self.failures)
+            allowed = renewal.max_hold is None or due - self.acquired_at < renewal.max_hold
+            if allowed and due < self.deadline:
+                return due, True
+        return self.deadline, False
