@@ -85,12 +85,16 @@ def acquire(
     roll: Callable[[], float],
     started: float,
     claims: bool,
+    first: Reply | BaseException | None = None,
 ) -> Generator[Step, Answer, Held]:
     """Ask until it is granted, claimed, or the time is over; give back what does not reach the caller.
 
     Raises `LeaseUnavailable` after the wait budget, `BackendUnavailable`, `TokenRegression`, or whatever the
     claim raised. When it is stopped from outside (Ctrl-C, cancellation) it first gives back what it got or
     may have got; a request that reaches the backend later than that leaves a lease nobody holds, for one TTL.
+
+    `first`: what came of the order when it was sent at `started`, before there was a flow. Most acquires are
+    over with it, and the caller need not begin one.
     """
     target, holder = order.target, order.holder
     ttl = order.ttl_ms / 1000
@@ -101,13 +105,14 @@ def acquire(
     ours = False  # whether the backend has granted it to us, or may have
     try:
         while True:
-            if command is order:
+            if command is order and first is None:
                 since = now()
             asked += 1
             before, ours = ours, True
             try:
-                reply = yield Ask(command, CALL_TIMEOUT)
+                reply, first = ((yield Ask(command, CALL_TIMEOUT)) if first is None else _given(first)), None
             except BackendUnavailable as error:
+                first = None
                 ours = before or error.sent
                 failed += 1
                 yield Tell(_failure("acquire", target.namespace, target.name, error))
@@ -187,20 +192,26 @@ def acquire(
 
 
 def release(
-    command: Release, *, now: Callable[[], float], bound: float = CALL_TIMEOUT
+    command: Release,
+    *,
+    now: Callable[[], float],
+    started: float,
+    bound: float = CALL_TIMEOUT,
+    first: Reply | BaseException | None = None,
 ) -> Generator[Step, Answer, Done | NotHeld | None]:
     """Free the lease within `bound` seconds. None: the answer was lost and it is gone, by us or by time.
 
-    Raises `BackendUnavailable` when nobody knows. When it is stopped from outside it asks once more.
+    Raises `BackendUnavailable` when nobody knows. When it is stopped from outside it asks once more. `first`
+    is as in `acquire`.
     """
-    started = now()
     unsure = False
     target = command.target
     for attempt in range(1, ATTEMPTS + 1):
         left = max(bound - (now() - started), 0.001)
         try:
-            reply = yield Ask(command, left)
+            reply, first = ((yield Ask(command, left)) if first is None else _given(first)), None
         except BackendUnavailable as error:
+            first = None
             unsure = unsure or error.sent
             yield Tell(_failure("release", target.namespace, target.name, error))
             if attempt == ATTEMPTS or now() - started >= bound:
@@ -220,6 +231,12 @@ def release(
             case _:
                 raise ConfigurationError(f"a backend does not answer a release with {reply!r}")
     raise AssertionError("unreachable")
+
+
+def _given(first: Reply | BaseException) -> Reply:
+    if isinstance(first, BaseException):
+        raise first
+    return first
 
 
 def unavailable(name: str, held_by: HeldBy | None, waited: float) -> LeaseUnavailable:

@@ -8,20 +8,25 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from fencing.errors import ConfigurationError
 from fencing.token import HeldBy
 
 
+class Holding(Protocol):
+    def as_held_by(self) -> HeldBy: ...
+
+
 class Seat:
     """One acquire at the gate: who asks, how to wake it, and, once it holds the lease, what it holds."""
 
-    __slots__ = ("held_by", "owner", "wake")
+    __slots__ = ("lease", "owner", "wake")
 
     def __init__(self, owner: object) -> None:
         self.owner = owner
         self.wake: Callable[[], None] | None = None
-        self.held_by: Callable[[], HeldBy] | None = None
+        self.lease: Holding | None = None
 
 
 class Gate:
@@ -34,7 +39,9 @@ class Gate:
         self._inside: dict[str, Seat] = {}
         self._queues: dict[str, deque[Seat]] = {}
 
-    def enter(self, resource: str, seat: Seat, *, queue: Callable[[], Callable[[], None]] | None) -> bool:
+    def enter(
+        self, resource: str, seat: Seat, *, queue: Callable[[], Callable[[], None]] | None = None
+    ) -> bool:
         """Whether the seat is inside. If not it waits in line, when `queue` makes it a wake-up call.
 
         Raises `ConfigurationError` when the seat's own owner is inside: it would wait for itself.
@@ -84,7 +91,7 @@ class Gate:
         """What is known of the lease held in this process."""
         with self._mutex:
             seat = self._inside.get(resource)
-        return seat.held_by() if seat is not None and seat.held_by is not None else None
+        return seat.lease.as_held_by() if seat is not None and seat.lease is not None else None
 
     def waiting(self, resource: str) -> int:
         with self._mutex:

@@ -7,7 +7,7 @@ the tenure and tells; sending is the twins' part.
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from fencing.backends.base import Acquire, Done, NotHeld, Release, Renew, Reply
 from fencing.clock import Clock
@@ -73,6 +73,7 @@ class LeaseCore:
         "_seat",
         "_tenure",
         "_token",
+        "early",
         "slot",
     )
 
@@ -86,6 +87,9 @@ class LeaseCore:
         self._seat: Seat | None = seat
         self._on_lost = on_lost
         self.slot = 0.0
+        self.early = (
+            held.since + self._tenure.ttl / 4
+        )  # earlier than any policy renews, and than its deadline
         self._renewed_due = 0.0
 
     def __repr__(self) -> str:
@@ -175,9 +179,12 @@ class LeaseCore:
         tenure = self._tenure
         if tenure.lost is not None:
             raise tenure.lost
-        if tenure.state in (State.RELEASED, State.LEFT):
-            name = self._command.target.name
-            raise LeaseNotHeld(f"the lease on {name!r} is over: it was released", resource=name)
+        if tenure.state not in (State.HELD, State.CONTINUED):
+            self._raise_released()
+
+    def _raise_released(self) -> NoReturn:
+        name = self._command.target.name
+        raise LeaseNotHeld(f"the lease on {name!r} is over: it was released", resource=name)
 
     def _notice_deadline(self) -> None:
         tenure = self._tenure
@@ -209,7 +216,7 @@ class LeaseCore:
             if renewal is not None and not tenure.max_hold_told and renewal.max_hold is not None:
                 tenure.max_hold_told = True
                 self._tell(RenewalStopped, held_for=self._held_for())
-            return at, 0.001
+            return at + 0.002, 0.001  # rounded down it must not be before the deadline
         self._renewed_due = at
         return at, min(max(tenure.ttl / 300, 0.001), 0.1)
 
@@ -289,8 +296,9 @@ class LeaseCore:
         raise NotImplementedError
 
     def _leave_gate(self) -> None:
-        seat, self._seat = self._seat, None
+        seat = self._seat
         if seat is not None:
+            self._seat = None
             for resource in self._command.target.resources:
                 self._leases.gate.leave(resource, seat)
 
@@ -321,7 +329,6 @@ class LeaseCore:
         else may hold it, and it is none of ours to delete.
         """
         tenure = self._tenure
-        name = self._command.target.name
         lost = tenure.lost
         if lost is not None and lost.reason in ("abandoned", "unknown"):
             raise lost
@@ -329,14 +336,20 @@ class LeaseCore:
             self._leave()
             return None
         if lost is None and not tenure.signal(Signal.RELEASING):
-            raise LeaseNotHeld(f"the lease on {name!r} is over: it was released", resource=name)
+            self._raise_released()
         self._leases.forget(self)
-        return Release(self._command.target, self._command.holder)
+        command = self._command
+        return Release(command.target, command.holder)
 
     def _end_release(self, reply: Done | NotHeld | None) -> None:
         """Take in what came of a release; raises unless it is confirmed."""
         self._leave_gate()
-        tenure = self._tenure
+        if Released in self._leases.tell.wanted and not isinstance(reply, NotHeld):
+            outcome = "unknown" if reply is None else "confirmed"
+            self._tell(Released, held_for=self._held_for(), outcome=outcome)
+        if type(reply) is Done:
+            self._tenure.signal(Signal.RELEASED)
+            return
         name = self._command.target.name
         if isinstance(reply, NotHeld):
             self._tell(NotHeldEvent, verb="release", held_by=reply.held_by)
@@ -348,18 +361,13 @@ class LeaseCore:
                 resource=name,
                 held_by=reply.held_by,
             )
-        outcome = "unknown" if reply is None else "confirmed"
-        if Released in self._leases.tell.wanted:
-            self._tell(Released, held_for=self._held_for(), outcome=outcome)
-        if reply is None:
-            tenure.lose(name, "unknown")
-            raise LeaseLost(
-                f"the answer to the release of {name!r} was lost, and on asking again the lease was gone: most "
-                "likely it was released, but it may have run out before",
-                resource=name,
-                reason="unknown",
-            )
-        tenure.signal(Signal.RELEASED)
+        self._tenure.lose(name, "unknown")
+        raise LeaseLost(
+            f"the answer to the release of {name!r} was lost, and on asking again the lease was gone: "
+            "most likely it was released, but it may have run out before",
+            resource=name,
+            reason="unknown",
+        )
 
     def _release_failed(self, error: BaseException) -> None:
         """Nobody knows: it is not renewed any more and ends at its deadline at the latest."""

@@ -7,19 +7,31 @@ import inspect
 import threading
 from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
 
-from fencing.backends.base import CALL_TIMEOUT, Backend, LedgerProtocol, Peek, Seen, Target
+from fencing.backends.base import (
+    CALL_TIMEOUT,
+    Backend,
+    Done,
+    Granted,
+    LedgerProtocol,
+    Peek,
+    Reply,
+    Seen,
+)
 from fencing.clock import Clock
 from fencing.errors import ConfigurationError, FencingError, LeaseLost, LeaseUnavailable
 from fencing.events import Observer
-from fencing.flows import Answer, Ask, Claim, Held, Sleep, Step, Tell, acquire, release, unavailable
+from fencing.flows import Answer, Ask, Claim, Held, Sleep, Step, Tell, acquire, release
 from fencing.gate import Seat
 from fencing.held import LeaseCore, Order
 from fencing.leasing import (
     LeasesCore,
+    Options,
     PolicySource,
+    WaitOptions,
     here,
+    hold_options,
     jitter,
     resource_from,
     shared,
@@ -67,8 +79,17 @@ class Lease(LeaseCore):
         if command is None:
             return
         leases = self._leases
+        started = leases.clock.now()
+        first: Reply | BaseException
         try:
-            reply = leases.drive(release(command, now=leases.clock.now))
+            first = leases.backend.ask(command, CALL_TIMEOUT)
+        except BaseException as error:  # noqa: BLE001  the flow decides what it means
+            first = error
+        if type(first) is Done:
+            self._end_release(first)
+            return
+        try:
+            reply = leases.drive(release(command, now=leases.clock.now, started=started, first=first))
         except BaseException as error:
             self._release_failed(error)
             raise
@@ -117,6 +138,8 @@ class Leases(LeasesCore):
             print(lease.token)
     """
 
+    backend: Backend
+
     def __init__(
         self,
         client: redis.Redis | Backend,
@@ -129,19 +152,20 @@ class Leases(LeasesCore):
         shards: int = 1,
         clock: Clock | None = None,
     ) -> None:
-        self.backend = _backend_of(client, shards)
+        backend = _backend_of(client, shards)
         if ledger is not None and inspect.iscoroutinefunction(getattr(ledger, "claim", None)):
             raise ConfigurationError("this ledger is asynchronous: use AsyncLeases with it")
         self.ledger = ledger
         super().__init__(
+            backend,
             namespace=namespace,
             has_ledger=ledger is not None,
             policy=policy,
             label=label,
             observers=observers,
-            clock=clock or getattr(self.backend, "clock", None),
+            clock=clock or getattr(backend, "clock", None),
         )
-        self._renewer = shared(Renewer, self.backend, lambda: Renewer(self.backend, self.clock))
+        self._renewer = shared(Renewer, backend, lambda: Renewer(backend, self.clock))
 
     def acquire(
         self,
@@ -162,83 +186,38 @@ class Leases(LeasesCore):
         Raises `LeaseUnavailable` when somebody else holds it for longer than the budget, `BackendUnavailable`,
         `ConfigurationError`, `TokenRegression`, or what the ledger raised.
         """
-        return self.acquire_all(
-            (resource,),
-            ttl=ttl,
-            wait=wait,
-            renewal=renewal,
-            hold_to_ttl=hold_to_ttl,
-            label=label,
-            on_lost=on_lost,
-        )
+        order = self._order((resource,), ttl, wait, renewal, hold_to_ttl, label)
+        return self._take(order, on_lost)
 
-    def try_acquire(
-        self,
-        resource: str,
-        *,
-        ttl: float | None = None,
-        renewal: Renewal | None = None,
-        hold_to_ttl: bool | None = None,
-        label: str | None = None,
-        on_lost: OnLost | None = None,
-    ) -> Lease | None:
-        """A held lease if the resource is free now, else None. Errors are raised: they are not contention."""
+    def try_acquire(self, resource: str, **options: Unpack[Options]) -> Lease | None:
+        """A held lease if the resource is free now, else None. Errors are raised: they are not contention.
+
+        The options are those of `acquire`, but `wait`.
+        """
         try:
-            return self.acquire_all(
-                (resource,),
-                ttl=ttl,
-                wait=0.0,
-                renewal=renewal,
-                hold_to_ttl=hold_to_ttl,
-                label=label,
-                on_lost=on_lost,
-            )
+            return self.acquire(resource, wait=0.0, **options)
         except LeaseUnavailable:
             return None
 
-    def acquire_all(
-        self,
-        resources: Iterable[str],
-        *,
-        ttl: float | None = None,
-        wait: float | Wait | None = None,
-        renewal: Renewal | None = None,
-        hold_to_ttl: bool | None = None,
-        label: str | None = None,
-        on_lost: OnLost | None = None,
-    ) -> Lease:
-        """One lease on several resources, all or none: one holder, one token. Raises as `acquire`."""
-        order = self._order(
-            resources, ttl=ttl, wait=wait, renewal=renewal, hold_to_ttl=hold_to_ttl, label=label
-        )
-        try:
-            return self._take(order, on_lost)
-        except LeaseUnavailable as error:
-            self._refused(order, error)
-            raise
+    def acquire_all(self, resources: Iterable[str], **options: Unpack[WaitOptions]) -> Lease:
+        """One lease on several resources, all or none: one holder, one token. Otherwise as `acquire`."""
+        order = self._order(self._several(resources), *hold_options(options))
+        return self._take(order, options.get("on_lost"))
 
     def peek(self, resource: str) -> HeldBy | None:
         """Who holds the resource, or None when it is free. One round trip; true when it was asked."""
-        target = self._target((check_resource(resource),))
+        target = self.backend.target(self.namespace, (check_resource(resource),))
         self._renewer.watch()
         reply = self.backend.ask(Peek(target), CALL_TIMEOUT)
         assert isinstance(reply, Seen)
         return reply.held_by
 
     def holding(
-        self,
-        resource: str,
-        *,
-        ttl: float | None = None,
-        wait: float | Wait | None = None,
-        renewal: Renewal | None = None,
-        hold_to_ttl: bool | None = None,
-        label: str | None = None,
-        on_lost: OnLost | None = None,
+        self, resource: str, **options: Unpack[WaitOptions]
     ) -> Callable[[Callable[P, R]], Callable[..., R]]:
         """A decorator: each call holds a lease, whose resource is formatted with the call's arguments.
 
-        A parameter named `lease` receives the lease.
+        A parameter named `lease` receives the lease. The options are those of `acquire`.
 
         Example::
 
@@ -254,15 +233,7 @@ class Leases(LeasesCore):
 
             @functools.wraps(function)
             def held(*args: Any, **kwargs: Any) -> R:
-                with self.acquire(
-                    name_of(*args, **kwargs),
-                    ttl=ttl,
-                    wait=wait,
-                    renewal=renewal,
-                    hold_to_ttl=hold_to_ttl,
-                    label=label,
-                    on_lost=on_lost,
-                ) as lease:
+                with self.acquire(name_of(*args, **kwargs), **options) as lease:
                     if passes:
                         kwargs["lease"] = lease
                     return function(*args, **kwargs)
@@ -286,26 +257,32 @@ class Leases(LeasesCore):
         self.close()
 
     def _take(self, order: Order, on_lost: OnLost | None) -> Lease:
+        command, now = order.command, self.clock.now
+        resources = command.target.resources
         seat = Seat(here())
-        resources = order.command.target.resources
-        self._pass_gate(order, seat)
+        if len(resources) > 1 or not self.gate.enter(resources[0], seat):
+            self._pass_gate(order, seat)
         try:
-            held: Held = self.drive(
-                acquire(
-                    order.command,
-                    order.wait,
-                    now=self.clock.now,
-                    roll=jitter,
-                    started=order.started,
-                    claims=self.ledger is not None,
+            since = now()
+            first: Reply | BaseException
+            try:
+                first = self.backend.ask(command, CALL_TIMEOUT)
+            except BaseException as error:  # noqa: BLE001  the flow decides what it means
+                first = error
+            if type(first) is Granted and self.ledger is None:
+                held = Held(first.token, since, first.orphans, 1)
+            else:
+                claims = self.ledger is not None
+                flow = acquire(
+                    command, order.wait, now=now, roll=jitter, started=since, claims=claims, first=first
                 )
-            )
+                held = self.drive(flow)
             lease = Lease(self, order, held, seat, on_lost)
-            seat.held_by = lease.as_held_by
+            seat.lease = lease
             self._renewer.add(lease)
-        except BaseException:
-            for resource in resources:
-                self.gate.leave(resource, seat)
+        except BaseException as error:
+            self._leave_gate(resources, seat)
+            self._refused(order, error)
             raise
         self._admitted(lease, order, held)
         return lease
@@ -313,21 +290,18 @@ class Leases(LeasesCore):
     def _pass_gate(self, order: Order, seat: Seat) -> None:
         """Wait for our turn among the threads of this process, within the budget."""
         resources = order.command.target.resources
-        ready = _Wakeup()
-        waits = order.wait.budget > 0
-        for resource in resources if len(resources) == 1 else sorted(resources):
-            try:
-                if self.gate.enter(resource, seat, queue=ready.prepare if waits else None):
+        budget, turn = order.wait.budget, _Turn()
+        try:
+            for resource in sorted(resources):
+                if self.gate.enter(resource, seat, queue=turn.prepare if budget > 0 else None):
                     continue
-                left = order.started + order.wait.budget - self.clock.now()
-                if waits and ready.wait(left):
-                    continue
-                held_by = self.gate.held_by(resource)
-                raise unavailable(order.command.target.name, held_by, self.clock.now() - order.started)
-            except BaseException:
-                for entered in resources:
-                    self.gate.withdraw(entered, seat)
-                raise
+                waited = self.clock.now() - order.started
+                if budget <= 0 or not turn.wait(budget - waited):
+                    raise self._busy_here(order, resource)
+        except BaseException as error:
+            self._leave_gate(resources, seat)
+            self._refused(order, error)
+            raise
 
     def drive(self, flow: Generator[Step, Answer, R]) -> R:
         """Do what a flow says it needs."""
@@ -352,9 +326,6 @@ class Leases(LeasesCore):
         except StopIteration as end:
             return cast(R, end.value)
 
-    def _target(self, resources: tuple[str, ...]) -> Target:
-        return self.backend.target(self.namespace, resources)
-
     def look_after(self, lease: Lease) -> None:
         self._renewer.add(lease)
 
@@ -368,13 +339,10 @@ class Leases(LeasesCore):
             cast(Lease, lease).after_fork()
 
 
-class _Wakeup:
-    """Lets one waiting thread go on; its lock is made only when there is somebody to wait for."""
+class _Turn:
+    """A thread waits for its turn at the gate."""
 
     __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock: threading.Lock | None = None
 
     def prepare(self) -> Callable[[], None]:
         self._lock = threading.Lock()
@@ -382,7 +350,6 @@ class _Wakeup:
         return self._lock.release
 
     def wait(self, seconds: float) -> bool:
-        assert self._lock is not None
         return self._lock.acquire(timeout=max(seconds, 0.0))
 
 

@@ -7,18 +7,30 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
 
-from fencing.backends.base import CALL_TIMEOUT, AsyncBackend, AsyncLedgerProtocol, Peek, Seen, Target
+from fencing.backends.base import (
+    CALL_TIMEOUT,
+    AsyncBackend,
+    AsyncLedgerProtocol,
+    Done,
+    Granted,
+    Peek,
+    Reply,
+    Seen,
+)
 from fencing.clock import Clock
 from fencing.errors import ConfigurationError, FencingError, LeaseLost, LeaseUnavailable
 from fencing.events import Observer
-from fencing.flows import Answer, Ask, Claim, Held, Sleep, Step, Tell, acquire, release, unavailable
+from fencing.flows import Answer, Ask, Claim, Held, Sleep, Step, Tell, acquire, release
 from fencing.gate import Seat
 from fencing.held import LeaseCore, Order
 from fencing.leasing import (
     LeasesCore,
+    Options,
     PolicySource,
+    WaitOptions,
+    hold_options,
     jitter,
     resource_from,
     shared,
@@ -90,8 +102,18 @@ class AsyncLease(LeaseCore):
         if command is None:
             return
         leases = self._leases
+        started = leases.clock.now()
+        first: Reply | BaseException
         try:
-            reply = await leases.drive(release(command, now=leases.clock.now))
+            first = await leases.backend.ask(command, CALL_TIMEOUT)
+        except BaseException as error:  # noqa: BLE001  the flow decides what it means
+            first = error
+        if type(first) is Done:
+            self._end_release(first)
+            return
+        flow = release(command, now=leases.clock.now, started=started, first=first)
+        try:
+            reply = await leases.drive(flow, tidying=isinstance(first, asyncio.CancelledError))
         except BaseException as error:
             self._release_failed(error)
             raise
@@ -152,13 +174,25 @@ class AsyncLease(LeaseCore):
 
 
 class Acquiring:
-    """An acquisition under way: ``await`` it for a held lease, or enter it with ``async with``."""
+    """An acquisition that begins when it is awaited, for a held lease, or entered with ``async with``."""
 
-    __slots__ = ("_lease", "_take")
+    __slots__ = ("_lease", "_leases", "_on_lost", "_options", "_resources")
 
-    def __init__(self, take: Callable[[], Coroutine[Any, Any, AsyncLease]]) -> None:
-        self._take = take
-        self._lease: AsyncLease | None = None
+    def __init__(
+        self,
+        leases: AsyncLeases,
+        resources: tuple[str, ...],
+        on_lost: OnLost | None,
+        options: tuple[Any, ...],
+    ) -> None:
+        self._leases = leases
+        self._resources = resources
+        self._on_lost = on_lost
+        self._options = options
+
+    def _take(self) -> Coroutine[Any, Any, AsyncLease]:
+        leases = self._leases
+        return leases._take(leases._order(self._resources, *self._options), self._on_lost)
 
     def __await__(self) -> Generator[Any, None, AsyncLease]:
         return self._take().__await__()
@@ -170,7 +204,6 @@ class Acquiring:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._lease is not None
         await self._lease.__aexit__(kind, error, trace)
 
 
@@ -188,6 +221,8 @@ class AsyncLeases(LeasesCore):
             print(lease.token)
     """
 
+    backend: AsyncBackend
+
     def __init__(
         self,
         client: redis.asyncio.Redis | AsyncBackend,
@@ -200,19 +235,20 @@ class AsyncLeases(LeasesCore):
         shards: int = 1,
         clock: Clock | None = None,
     ) -> None:
-        self.backend = _backend_of(client, shards)
+        backend = _backend_of(client, shards)
         if ledger is not None and not inspect.iscoroutinefunction(getattr(ledger, "claim", None)):
             raise ConfigurationError("this ledger is synchronous: use Leases with it")
         self.ledger = ledger
         super().__init__(
+            backend,
             namespace=namespace,
             has_ledger=ledger is not None,
             policy=policy,
             label=label,
             observers=observers,
-            clock=clock or getattr(self.backend, "clock", None),
+            clock=clock or getattr(backend, "clock", None),
         )
-        self._renewer = shared(AsyncRenewer, self.backend, lambda: AsyncRenewer(self.backend, self.clock))
+        self._renewer = shared(AsyncRenewer, backend, lambda: AsyncRenewer(backend, self.clock))
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def acquire(
@@ -234,88 +270,37 @@ class AsyncLeases(LeasesCore):
         Raises `LeaseUnavailable` when somebody else holds it for longer than the budget, `BackendUnavailable`,
         `ConfigurationError`, `TokenRegression`, or what the ledger raised.
         """
-        return self.acquire_all(
-            (resource,),
-            ttl=ttl,
-            wait=wait,
-            renewal=renewal,
-            hold_to_ttl=hold_to_ttl,
-            label=label,
-            on_lost=on_lost,
-        )
+        return Acquiring(self, (resource,), on_lost, (ttl, wait, renewal, hold_to_ttl, label))
 
-    async def try_acquire(
-        self,
-        resource: str,
-        *,
-        ttl: float | None = None,
-        renewal: Renewal | None = None,
-        hold_to_ttl: bool | None = None,
-        label: str | None = None,
-        on_lost: OnLost | None = None,
-    ) -> AsyncLease | None:
-        """A held lease if the resource is free now, else None. Errors are raised: they are not contention."""
+    async def try_acquire(self, resource: str, **options: Unpack[Options]) -> AsyncLease | None:
+        """A held lease if the resource is free now, else None. Errors are raised: they are not contention.
+
+        The options are those of `acquire`, but `wait`.
+        """
         try:
-            return await self.acquire_all(
-                (resource,),
-                ttl=ttl,
-                wait=0.0,
-                renewal=renewal,
-                hold_to_ttl=hold_to_ttl,
-                label=label,
-                on_lost=on_lost,
-            )
+            return await self.acquire(resource, wait=0.0, **options)
         except LeaseUnavailable:
             return None
 
-    def acquire_all(
-        self,
-        resources: Iterable[str],
-        *,
-        ttl: float | None = None,
-        wait: float | Wait | None = None,
-        renewal: Renewal | None = None,
-        hold_to_ttl: bool | None = None,
-        label: str | None = None,
-        on_lost: OnLost | None = None,
-    ) -> Acquiring:
-        """One lease on several resources, all or none: one holder, one token. Raises as `acquire`."""
-        names = tuple(resources)
-
-        async def take() -> AsyncLease:
-            order = self._order(
-                names, ttl=ttl, wait=wait, renewal=renewal, hold_to_ttl=hold_to_ttl, label=label
-            )
-            try:
-                return await self._take(order, on_lost)
-            except LeaseUnavailable as error:
-                self._refused(order, error)
-                raise
-
-        return Acquiring(take)
+    def acquire_all(self, resources: Iterable[str], **options: Unpack[WaitOptions]) -> Acquiring:
+        """One lease on several resources, all or none: one holder, one token. Otherwise as `acquire`."""
+        names = self._several(resources)
+        return Acquiring(self, names, options.get("on_lost"), hold_options(options))
 
     async def peek(self, resource: str) -> HeldBy | None:
         """Who holds the resource, or None when it is free. One round trip; true when it was asked."""
-        target = self._target((check_resource(resource),))
+        target = self.backend.target(self.namespace, (check_resource(resource),))
         self._renewer.watch()
         reply = await self.backend.ask(Peek(target), CALL_TIMEOUT)
         assert isinstance(reply, Seen)
         return reply.held_by
 
     def holding(
-        self,
-        resource: str,
-        *,
-        ttl: float | None = None,
-        wait: float | Wait | None = None,
-        renewal: Renewal | None = None,
-        hold_to_ttl: bool | None = None,
-        label: str | None = None,
-        on_lost: OnLost | None = None,
+        self, resource: str, **options: Unpack[WaitOptions]
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[..., Coroutine[Any, Any, R]]]:
         """A decorator: each call holds a lease, whose resource is formatted with the call's arguments.
 
-        A parameter named `lease` receives the lease.
+        A parameter named `lease` receives the lease. The options are those of `acquire`.
 
         Example::
 
@@ -331,15 +316,7 @@ class AsyncLeases(LeasesCore):
 
             @functools.wraps(function)
             async def held(*args: Any, **kwargs: Any) -> R:
-                async with self.acquire(
-                    name_of(*args, **kwargs),
-                    ttl=ttl,
-                    wait=wait,
-                    renewal=renewal,
-                    hold_to_ttl=hold_to_ttl,
-                    label=label,
-                    on_lost=on_lost,
-                ) as lease:
+                async with self.acquire(name_of(*args, **kwargs), **options) as lease:
                     if passes:
                         kwargs["lease"] = lease
                     return await function(*args, **kwargs)
@@ -365,27 +342,32 @@ class AsyncLeases(LeasesCore):
         await self.aclose()
 
     async def _take(self, order: Order, on_lost: OnLost | None) -> AsyncLease:
-        task = asyncio.current_task()
-        seat = Seat(task)
-        resources = order.command.target.resources
-        await self._pass_gate(order, seat)
+        command, now = order.command, self.clock.now
+        resources = command.target.resources
+        seat = Seat(asyncio.current_task())
+        if len(resources) > 1 or not self.gate.enter(resources[0], seat):
+            await self._pass_gate(order, seat)
         try:
-            held: Held = await self.drive(
-                acquire(
-                    order.command,
-                    order.wait,
-                    now=self.clock.now,
-                    roll=jitter,
-                    started=order.started,
-                    claims=self.ledger is not None,
+            since = now()
+            first: Reply | BaseException
+            try:
+                first = await self.backend.ask(command, CALL_TIMEOUT)
+            except BaseException as error:  # noqa: BLE001  the flow decides what it means
+                first = error
+            if type(first) is Granted and self.ledger is None:
+                held = Held(first.token, since, first.orphans, 1)
+            else:
+                claims = self.ledger is not None
+                flow = acquire(
+                    command, order.wait, now=now, roll=jitter, started=since, claims=claims, first=first
                 )
-            )
+                held = await self.drive(flow, tidying=isinstance(first, asyncio.CancelledError))
             lease = AsyncLease(self, order, held, seat, on_lost)
-            seat.held_by = lease.as_held_by
+            seat.lease = lease
             self._renewer.add(lease)
-        except BaseException:
-            for resource in resources:
-                self.gate.leave(resource, seat)
+        except BaseException as error:
+            self._leave_gate(resources, seat)
+            self._refused(order, error)
             raise
         self._admitted(lease, order, held)
         return lease
@@ -393,27 +375,23 @@ class AsyncLeases(LeasesCore):
     async def _pass_gate(self, order: Order, seat: Seat) -> None:
         """Wait for our turn among the tasks of this process, within the budget."""
         resources = order.command.target.resources
-        ready = _Wakeup()
-        waits = order.wait.budget > 0
-        for resource in resources if len(resources) == 1 else sorted(resources):
-            try:
-                if self.gate.enter(resource, seat, queue=ready.prepare if waits else None):
+        budget, turn = order.wait.budget, _Turn()
+        try:
+            for resource in sorted(resources):
+                if self.gate.enter(resource, seat, queue=turn.prepare if budget > 0 else None):
                     continue
-                left = order.started + order.wait.budget - self.clock.now()
-                if waits and await ready.wait(left):
-                    continue
-                held_by = self.gate.held_by(resource)
-                raise unavailable(order.command.target.name, held_by, self.clock.now() - order.started)
-            except BaseException:
-                for entered in resources:
-                    self.gate.withdraw(entered, seat)
-                raise
+                waited = self.clock.now() - order.started
+                if budget <= 0 or not await turn.wait(budget - waited):
+                    raise self._busy_here(order, resource)
+        except BaseException as error:
+            self._leave_gate(resources, seat)
+            self._refused(order, error)
+            raise
 
-    async def drive(self, flow: Generator[Step, Answer, R]) -> R:
-        """Do what a flow says it needs."""
+    async def drive(self, flow: Generator[Step, Answer, R], *, tidying: bool = False) -> R:
+        """Do what a flow says it needs. After a cancellation it only tidies up, and is not cancelled again."""
         answer: Answer = None
         failure: BaseException | None = None
-        stopped = False
         try:
             while True:
                 step = flow.send(answer) if failure is None else flow.throw(failure)
@@ -421,7 +399,7 @@ class AsyncLeases(LeasesCore):
                 try:
                     if type(step) is Ask:
                         asking = self.backend.ask(step.command, step.timeout)
-                        answer = await (self._insist(asking) if stopped else asking)
+                        answer = await (self._insist(asking) if tidying else asking)
                     elif type(step) is Claim:
                         assert self.ledger is not None
                         answer = await self.ledger.claim(step.grant)
@@ -431,8 +409,7 @@ class AsyncLeases(LeasesCore):
                         self.tell(step.event)
                 except BaseException as error:  # noqa: BLE001  the flow decides what it means
                     failure = error
-                    # After a cancellation the flow only tidies up: that is not to be cancelled again.
-                    stopped = stopped or isinstance(error, asyncio.CancelledError)
+                    tidying = tidying or isinstance(error, asyncio.CancelledError)
         except StopIteration as end:
             return cast(R, end.value)
 
@@ -455,9 +432,6 @@ class AsyncLeases(LeasesCore):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _target(self, resources: tuple[str, ...]) -> Target:
-        return self.backend.target(self.namespace, resources)
-
     def look_after(self, lease: AsyncLease) -> None:
         self._renewer.add(lease)
 
@@ -471,13 +445,10 @@ class AsyncLeases(LeasesCore):
             cast(AsyncLease, lease).after_fork()
 
 
-class _Wakeup:
-    """Lets one waiting task go on; its future is made only when there is somebody to wait for."""
+class _Turn:
+    """A task waits for its turn at the gate."""
 
     __slots__ = ("_future",)
-
-    def __init__(self) -> None:
-        self._future: asyncio.Future[None] | None = None
 
     def prepare(self) -> Callable[[], None]:
         future = self._future = asyncio.get_running_loop().create_future()
@@ -489,7 +460,6 @@ class _Wakeup:
         return wake
 
     async def wait(self, seconds: float) -> bool:
-        assert self._future is not None
         try:
             async with asyncio.timeout(max(seconds, 0.0)):
                 await self._future

@@ -16,11 +16,11 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
-from fencing.backends.base import Acquire, Target
+from fencing.backends.base import Acquire, AsyncBackend, Backend
 from fencing.clock import Clock, SystemClock
-from fencing.errors import ConfigurationError, LeaseUnavailable
+from fencing.errors import ConfigurationError, LeaseLost, LeaseUnavailable
 from fencing.events import (
     Acquired,
     CallbackFailed,
@@ -31,13 +31,32 @@ from fencing.events import (
     PolicySwitched,
     Unavailable,
 )
-from fencing.flows import Held
-from fencing.gate import Gate
+from fencing.flows import Held, unavailable
+from fencing.gate import Gate, Seat
 from fencing.held import LeaseCore, Order
 from fencing.policies import Policy, Renewal, Wait, ttl_ms
 from fencing.token import check_label, check_namespace, check_resource, new_holder
 
 PolicySource = Policy | Callable[[], Policy]
+
+
+class Options(TypedDict, total=False):
+    """How to hold a lease, for one call; what is not given comes from the policy."""
+
+    ttl: float | None
+    """Seconds until it ends unless it is renewed, which happens in the background."""
+    renewal: Renewal | None
+    hold_to_ttl: bool | None
+    """Neither renew nor release: it ends with its TTL."""
+    label: str | None
+    """Shown to people; host and process id when not given."""
+    on_lost: Callable[[LeaseLost], object] | None
+    """Called once when the lease is lost."""
+
+
+class WaitOptions(Options, total=False):
+    wait: float | Wait | None
+    """How many seconds to wait for it, or a `Wait`."""
 
 
 _HERE: ContextVar[object] = ContextVar("fencing_here")
@@ -60,6 +79,7 @@ class LeasesCore:
 
     def __init__(
         self,
+        backend: Backend | AsyncBackend,
         *,
         namespace: str,
         has_ledger: bool,
@@ -68,6 +88,7 @@ class LeasesCore:
         observers: Iterable[Observer] | None,
         clock: Clock | None,
     ) -> None:
+        self.backend: Any = backend
         self.namespace = check_namespace(namespace)
         self.clock = clock or SystemClock()
         self.gate = Gate()
@@ -136,21 +157,20 @@ class LeasesCore:
 
     def _order(
         self,
-        resources: Iterable[str],
-        *,
-        ttl: float | None,
-        wait: float | Wait | None,
-        renewal: Renewal | None,
-        hold_to_ttl: bool | None,
-        label: str | None,
+        resources: tuple[str, ...],
+        ttl: float | None = None,
+        wait: float | Wait | None = None,
+        renewal: Renewal | None = None,
+        hold_to_ttl: bool | None = None,
+        label: str | None = None,
     ) -> Order:
         """Check everything before anything is sent."""
         if self._closed:
             raise ConfigurationError("these leases are closed")
-        policy = self.policy_now()
-        names = tuple(dict.fromkeys([check_resource(resource) for resource in resources]))
-        if not names:
-            raise ConfigurationError("name at least one resource")
+        source = self._policy
+        policy = source if type(source) is Policy else self.policy_now()
+        for resource in resources:
+            check_resource(resource)
         if renewal is not None:
             self._check_renewal(renewal)
         if wait is None:
@@ -159,7 +179,7 @@ class LeasesCore:
             wait = replace(policy.wait, budget=wait)
         hold = policy.hold_to_ttl if hold_to_ttl is None else hold_to_ttl
         command = Acquire(
-            self._target(names),
+            self.backend.target(self.namespace, resources),
             new_holder(),
             self._default_label if label is None else check_label(label),
             ttl_ms(policy.ttl if ttl is None else ttl),
@@ -168,8 +188,14 @@ class LeasesCore:
         )
         return Order(command, wait, renewal, hold, self.clock.now())
 
-    def _target(self, resources: tuple[str, ...]) -> Target:
-        raise NotImplementedError
+    @staticmethod
+    def _several(resources: Iterable[str]) -> tuple[str, ...]:
+        if isinstance(resources, str):
+            raise ConfigurationError(f"acquire_all takes several resources, not the one string {resources!r}")
+        names = tuple(dict.fromkeys(map(check_resource, resources)))
+        if not names:
+            raise ConfigurationError("name at least one resource")
+        return names
 
     def look_after(self, lease: Any) -> None:
         """Renew the lease from now on."""
@@ -181,13 +207,14 @@ class LeasesCore:
 
     def _admitted(self, lease: LeaseCore, order: Order, held: Held) -> None:
         """Tell what there is to tell of a lease just acquired."""
-        for orphan in held.orphans:
-            lease._tell(OrphanFound, previous=orphan.previous, unowned=orphan.unowned)
+        if held.orphans:
+            for orphan in held.orphans:
+                lease._tell(OrphanFound, previous=orphan.previous, unowned=orphan.unowned)
         if Acquired in self.tell.wanted:
             lease._tell(Acquired, waited=held.since - order.started, asked=held.asked)
 
-    def _refused(self, order: Order, error: LeaseUnavailable) -> None:
-        if Unavailable in self.tell.wanted:
+    def _refused(self, order: Order, error: BaseException) -> None:
+        if isinstance(error, LeaseUnavailable) and Unavailable in self.tell.wanted:
             self.tell(
                 Unavailable(
                     namespace=self.namespace,
@@ -196,6 +223,15 @@ class LeasesCore:
                     held_by=error.held_by,
                 )
             )
+
+    def _busy_here(self, order: Order, resource: str) -> LeaseUnavailable:
+        """Somebody else in this process holds it; nobody was asked."""
+        waited = self.clock.now() - order.started
+        return unavailable(order.command.target.name, self.gate.held_by(resource), waited)
+
+    def _leave_gate(self, resources: tuple[str, ...], seat: Seat) -> None:
+        for resource in resources:
+            self.gate.withdraw(resource, seat)
 
     def _callback_failed(self, callback: str, error: BaseException, resource: str = "") -> None:
         self.tell(
@@ -240,6 +276,11 @@ def shared(kind: object, owner: object, make: Callable[[], S]) -> S:
         if found is None:
             found = _SHARED[kind, id(owner)] = make()
         return found
+
+
+def hold_options(options: WaitOptions) -> tuple[Any, ...]:
+    """The options as `LeasesCore._order` takes them."""
+    return tuple(options.get(name) for name in ("ttl", "wait", "renewal", "hold_to_ttl", "label"))
 
 
 def resource_from(template: str, function: Callable[..., object]) -> Callable[..., str]:

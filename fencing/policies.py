@@ -7,6 +7,7 @@ job scheduler; take one, or `dataclasses.replace` what differs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from fencing.errors import ConfigurationError
@@ -17,6 +18,7 @@ MAX_TTL = 7 * 86400.0
 OnFailure = Literal["fence", "continue"]
 
 
+@lru_cache(maxsize=256, typed=True)
 def ttl_ms(ttl: float) -> int:
     """The TTL as it is sent, in whole milliseconds; refuses what is not a sensible duration."""
     if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not MIN_TTL <= ttl <= MAX_TTL:

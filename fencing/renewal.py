@@ -11,6 +11,7 @@ import heapq
 import logging
 import threading
 from collections.abc import Coroutine, Iterable, Sequence
+from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from fencing.backends.base import AsyncBackend, Backend, Renew, Reply
@@ -28,6 +29,9 @@ class Renewable(Protocol):
 
     slot: float
     """When it is due, rounded down; 0 when it is in no wheel."""
+
+    early: float
+    """A time before which a new lease wants no attention."""
 
     def next_due(self) -> tuple[float, float] | None:
         """When it next wants attention, and the grain to which that may be rounded down; None when never."""
@@ -121,33 +125,47 @@ class Renewer:
         self._clock = clock
         self._wheel: Wheel[Renewable] = Wheel()
         self._condition = threading.Condition(threading.Lock())
+        self._new: dict[Renewable, None] = {}
         self._thread: threading.Thread | None = None
-        self._wake_at = 0.0
+        self._wake_at = inf  # when the thread wakes by itself
+        self._used = False  # since it last woke
         self._attended = clock.attend(self.turn)
 
     def add(self, lease: Renewable) -> None:
         """Look after the lease from now on."""
-        due = lease.next_due()
-        if due is None:
-            return
-        with self._condition:
-            slot = self._wheel.put(lease, *due)
-            if self._thread is None:
-                self._start()
-            elif slot < self._wake_at:
-                self._wake_at = slot
-                self._condition.notify()
+        # Most leases are released before the renewer comes to look: they only pass through this dict, and
+        # cost no lock and no place in the wheel. Safe because this puts first and then looks at the time,
+        # and the renewer sets the time first and then looks at the dict: one of the two sees the other.
+        self._new[lease] = None
+        self._used = True
+        if lease.early < self._wake_at:
+            with self._condition:
+                if self._thread is None:
+                    self._start()
+                elif lease.early < self._wake_at:
+                    self._wake_at = lease.early
+                    self._condition.notify()
 
     def drop(self, lease: Renewable) -> None:
-        with self._condition:
-            self._wheel.drop(lease)
+        if self._new.pop(lease, self) is self:
+            with self._condition:
+                self._wheel.drop(lease)
 
     def leases(self) -> list[Renewable]:
         with self._condition:
-            return self._wheel.leases()
+            return [*self._new, *self._wheel.leases()]
+
+    def _sort_in(self) -> None:
+        try:
+            while True:
+                lease, _ = self._new.popitem()
+                self._wheel.put_again((lease,))
+        except KeyError:
+            return
 
     def watch(self) -> None:
         """See to it that connections kept by the backend are given back when nothing happens any more."""
+        self._used = True
         if self._thread is None:
             with self._condition:
                 if self._thread is None:
@@ -156,6 +174,7 @@ class Renewer:
     def turn(self) -> float | None:
         """Do all that is due; when to come again."""
         with self._condition:
+            self._sort_in()
             leases = self._wheel.due(self._clock.now())
         try:
             for bound, batch in _batches(leases, self._clock.now()).items():
@@ -180,21 +199,25 @@ class Renewer:
             except Exception:
                 log.exception("a turn of the renewer failed; it goes on")
             with self._condition:
+                used, self._used = self._used, False
+                self._wake_at = self._clock.now() + IDLE
+                self._sort_in()
                 due = self._wheel.next()
-                now = self._clock.now()
-                self._wake_at = now + IDLE if due is None else due
-                if self._wake_at > now:
-                    told = self._condition.wait(min(self._wake_at - now, IDLE))
-                    if due is None and not told and self._wheel.next() is None:
-                        self._thread = None
-                        break
+                if due is not None:
+                    self._wake_at = min(self._wake_at, due)
+                elif not used and not self._new:
+                    self._thread, self._wake_at = None, inf
+                    break
+                while (left := self._wake_at - self._clock.now()) > 0:
+                    self._condition.wait(left)
         self._backend.rest()
 
     def after_fork(self) -> list[Renewable]:
         """In a forked child: start anew; the leases that were the parent's."""
-        orphans, self._wheel = self._wheel.leases(), Wheel()
+        orphans = [*self._new, *self._wheel.leases()]
+        self._new, self._wheel = {}, Wheel()
         self._condition = threading.Condition(threading.Lock())
-        self._thread = None
+        self._thread, self._wake_at = None, inf
         return orphans
 
 
@@ -205,32 +228,42 @@ class AsyncRenewer:
         self._backend = backend
         self._clock = clock
         self._wheel: Wheel[Renewable] = Wheel()
+        self._new: dict[Renewable, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._wake_at = 0.0
+        self._wake_at = inf  # when the timer goes off
+        self._used = False  # since it last did
         self._tasks: set[asyncio.Task[None]] = set()
         self._attended = clock.attend_async(self.turn)
 
     def add(self, lease: Renewable) -> None:
         """Look after the lease from now on."""
-        due = lease.next_due()
-        if due is not None:
-            self._arm(self._wheel.put(lease, *due))
+        self._new[lease] = None
+        self._used = True
+        if lease.early < self._wake_at:
+            self._arm(lease.early)
 
     def drop(self, lease: Renewable) -> None:
-        self._wheel.drop(lease)
+        if self._new.pop(lease, self) is self:
+            self._wheel.drop(lease)
 
     def leases(self) -> list[Renewable]:
-        return self._wheel.leases()
+        return [*self._new, *self._wheel.leases()]
+
+    def _due(self) -> list[Renewable]:
+        new, self._new = self._new, {}
+        self._wheel.put_again(new)
+        return self._wheel.due(self._clock.now())
 
     def watch(self) -> None:
         """See to it that connections kept by the backend are given back when nothing happens any more."""
+        self._used = True
         if self._timer is None:
             self._arm(self._clock.now() + IDLE)
 
     async def turn(self) -> float | None:
         """Do all that is due; when to come again."""
-        await self._renew(self._wheel.due(self._clock.now()))
+        await self._renew(self._due())
         return self._wheel.next()
 
     async def _renew(self, leases: list[Renewable]) -> None:
@@ -253,21 +286,25 @@ class AsyncRenewer:
             if self._wake_at <= at:
                 return
             self._timer.cancel()
+        at = min(at, self._clock.now() + IDLE)
         self._loop = loop
         self._wake_at = at
-        self._timer = loop.call_later(min(max(at - self._clock.now(), 0.0), IDLE), self._fire)
+        self._timer = loop.call_later(max(at - self._clock.now(), 0.0), self._fire)
 
     def _fire(self) -> None:
         # Each turn is a task of its own: one that waits for a deaf backend does not hold up the next.
-        self._timer = None
-        leases = self._wheel.due(self._clock.now())
+        self._timer, self._wake_at = None, inf
+        leases = self._due()
         due = self._wheel.next()
+        used, self._used = self._used, False
         if leases:
             self._spawn(self._renew(leases))
-        elif due is None and not self._tasks:
-            self._spawn(self._backend.rest())
         if due is not None:
             self._arm(due)
+        elif used or self._tasks:
+            self._arm(self._clock.now() + IDLE)
+        else:
+            self._spawn(self._backend.rest())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name="fencing-renewer")
@@ -288,13 +325,14 @@ class AsyncRenewer:
         """End the timer and what it started."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer, self._wake_at = None, inf
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def after_fork(self) -> list[Renewable]:
         """In a forked child: start anew; the leases that were the parent's."""
-        orphans, self._wheel = self._wheel.leases(), Wheel()
-        self._timer, self._tasks = None, set()
+        orphans = self.leases()
+        self._new, self._wheel = {}, Wheel()
+        self._timer, self._wake_at, self._tasks = None, inf, set()
         return orphans

@@ -16,13 +16,13 @@ renewal that was under way when the lease was released cannot make it look lost,
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 from fencing.errors import LeaseLost, LossReason
 from fencing.policies import Renewal
 
 
-class State(Enum):
+class State(StrEnum):
     HELD = "held"
     CONTINUED = "continued"
     """Renewal failed and the policy is to go on: the ledger alone decides."""
@@ -33,7 +33,7 @@ class State(Enum):
     LOST = "lost"
 
 
-class Signal(Enum):
+class Signal(StrEnum):
     RENEWED = "renewed"
     CARRIED_ON = "carried on"
     EXPIRED = "expired"

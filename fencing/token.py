@@ -101,9 +101,11 @@ def check_namespace(namespace: object) -> str:
 
 def check_resource(resource: object) -> str:
     """Any text from 1 to `MAX_RESOURCE_BYTES` bytes of UTF-8 names a resource."""
+    if type(resource) is str and 0 < len(resource) <= MAX_RESOURCE_BYTES and resource.isascii():
+        return resource
     if not isinstance(resource, str) or not resource:
         raise ConfigurationError(f"a resource is a non-empty string, not {resource!r}")
-    if len(resource) > MAX_RESOURCE_BYTES or not _fits(resource, MAX_RESOURCE_BYTES):
+    if not _fits(resource, MAX_RESOURCE_BYTES):
         raise ConfigurationError(
             f"a resource is at most {MAX_RESOURCE_BYTES} bytes of UTF-8; this one begins {resource[:40]!r}"
         )

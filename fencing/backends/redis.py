@@ -8,7 +8,10 @@ our requests do not leak into yours. Every request is bounded here, and tried ag
 from __future__ import annotations
 
 import asyncio
+import os
 import select
+import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -53,7 +56,11 @@ def _settings(pool: Any, **own: Any) -> dict[str, Any]:
 
 def _translate(error: BaseException, *, sent: bool) -> FencingError:
     """The error a caller can act on."""
-    text = str(error) or type(error).__name__
+    text = (
+        "it took too long"
+        if isinstance(error, (TimeoutError, BlockingIOError))
+        else str(error) or repr(error)
+    )
     if isinstance(error, (AuthenticationError, AuthorizationError)) or any(word in text for word in _FINAL):
         return ConfigurationError(f"Redis refuses this request, now and later: {text}")
     return BackendUnavailable(f"Redis did not do it: {text}", sent=sent)
@@ -146,7 +153,7 @@ class _Line:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._socket = connection._sock
+        self._socket: socket.socket = connection._sock
         self._reader = hiredis.Reader(notEnoughData=_MORE)
         self._timeout = -1.0
         self.used = 0.0
@@ -155,8 +162,7 @@ class _Line:
         """Send, and append `count` replies; error replies are appended like others."""
         sock, reader = self._socket, self._reader
         if timeout != self._timeout:
-            sock.settimeout(timeout)
-            self._timeout = timeout
+            self._bound(timeout)
         sock.sendall(packed)
         ends = 0.0
         while len(replies) < count:
@@ -174,10 +180,20 @@ class _Line:
                     raise TimeoutError("the replies came too slowly")
         self.used = time.monotonic()
 
+    def _bound(self, timeout: float) -> None:
+        """Bound every send and receive. Left to the kernel where it can: Python's own bound polls each time."""
+        if type(self._socket) is socket.socket and os.name == "posix":
+            self._socket.settimeout(None)
+            seconds, rest = divmod(int(timeout * 1_000_000), 1_000_000)
+            timeval = struct.pack("ll", seconds, rest)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        else:
+            self._socket.settimeout(timeout)
+        self._timeout = timeout
+
     def usable(self) -> bool:
         """Whether it may be used again: a server that went away meanwhile has made it readable."""
-        if time.monotonic() - self.used < FRESH:
-            return True
         return not select.select([self._socket], [], [], 0)[0]
 
     def close(self) -> None:

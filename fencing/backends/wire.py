@@ -85,25 +85,21 @@ def pack_target(namespace: str, resources: tuple[str, ...], shards: int) -> Targ
     shard = shard_of(resources[0], shards)
     base, common = _base(namespace, shard)
     size = len(base)
-    packed = b"$1\r\n4\r\n" + common if len(resources) == 1 else b""
-    if not packed:
-        if any(shard_of(resource, shards) != shard for resource in resources):
-            raise ConfigurationError(
-                f"{', '.join(resources)} are in different shards of {namespace!r} ({shards} shards): one lease "
-                "lives in one shard, so that it is taken in one step"
-            )
-        packed = _bulk(b"%d" % (2 + 2 * len(resources))) + common
-    for resource in resources:
-        name = resource.encode()
-        length = size + len(name)
-        packed += b"$%d\r\n%blease:%b\r\n$%d\r\n%bnote:%b\r\n" % (
-            length + 6,
-            base,
-            name,
-            length + 5,
-            base,
-            name,
+    if len(resources) == 1:
+        name = resources[0].encode()
+        return Target(
+            namespace,
+            resources,
+            b"$1\r\n4\r\n%b$%d\r\n%blease:%b\r\n$%d\r\n%bnote:%b\r\n"
+            % (common, size + 6 + len(name), base, name, size + 5 + len(name), base, name),
         )
+    if any(shard_of(resource, shards) != shard for resource in resources):
+        raise ConfigurationError(
+            f"{', '.join(resources)} are in different shards of {namespace!r} ({shards} shards): one lease "
+            "lives in one shard, so that it is taken in one step"
+        )
+    keys = [base + kind + resource.encode() for resource in resources for kind in (b"lease:", b"note:")]
+    packed = b"".join([_bulk(b"%d" % (2 + len(keys))), common, *map(_bulk, keys)])
     return Target(namespace, resources, packed)
 
 
