@@ -50,6 +50,8 @@ class Issuer(Protocol):
     gate: Gate
     mutex: threading.Lock
     tell: Observers
+    life: object
+    """Another one in a forked child."""
 
     def policy_now(self) -> Policy: ...
 
@@ -64,6 +66,7 @@ class LeaseCore:
     """A held lease: renewed in the background, released at the end, told when it is lost."""
 
     __slots__ = (
+        "_born",
         "_command",
         "_hold_to_ttl",
         "_leases",
@@ -79,6 +82,7 @@ class LeaseCore:
 
     def __init__(self, leases: Issuer, order: Order, held: Held, seat: Seat, on_lost: Any) -> None:
         self._leases = leases
+        self._born = leases.life
         self._command = order.command
         self._token = held.token
         self._renewal = order.renewal
@@ -154,13 +158,13 @@ class LeaseCore:
     @property
     def lost(self) -> LeaseLost | None:
         """The error that ended the lease, or None. Sticky."""
-        self._notice_deadline()
+        self._notice()
         return self._tenure.lost
 
     @property
     def held(self) -> bool:
         """Whether the lease is, as far as this process knows, held."""
-        self._notice_deadline()
+        self._notice()
         return self._tenure.state in (State.HELD, State.CONTINUED)
 
     def as_held_by(self) -> HeldBy:
@@ -175,7 +179,7 @@ class LeaseCore:
         Raises `LeaseLost` when it was lost, `LeaseNotHeld` when it was released. Passing proves nothing to
         the database: that is what the token is for.
         """
-        self._notice_deadline()
+        self._notice()
         tenure = self._tenure
         if tenure.lost is not None:
             raise tenure.lost
@@ -186,9 +190,14 @@ class LeaseCore:
         name = self._command.target.name
         raise LeaseNotHeld(f"the lease on {name!r} is over: it was released", resource=name)
 
-    def _notice_deadline(self) -> None:
+    def _notice(self) -> None:
+        """Find the lease lost when its time has run out, or when it is the parent's of this forked process."""
         tenure = self._tenure
-        if tenure.state is State.HELD and self._leases.clock.now() >= tenure.deadline:
+        if self._born is not self._leases.life:
+            # Without a word to anybody: in the parent it lives on.
+            self._seat = None
+            tenure.lose(self._command.target.name, "unknown")
+        elif tenure.state is State.HELD and self._leases.clock.now() >= tenure.deadline:
             self._past_deadline()
 
     def _past_deadline(self) -> None:
@@ -328,6 +337,7 @@ class LeaseCore:
         Raises `LeaseNotHeld` when it was released before, `LeaseLost` when it was abandoned: then somebody
         else may hold it, and it is none of ours to delete.
         """
+        self._notice()
         tenure = self._tenure
         lost = tenure.lost
         if lost is not None and lost.reason in ("abandoned", "unknown"):
@@ -377,6 +387,8 @@ class LeaseCore:
 
     def _leaves(self) -> bool:
         """At the end of a `with` block: whether there is nothing to send."""
+        if self._born is not self._leases.life:
+            return True
         state = self._tenure.state
         if state is State.CONTINUED or (state is State.HELD and self._hold_to_ttl):
             self._leave()
@@ -410,8 +422,3 @@ class LeaseCore:
             self._command = self._command._replace(ttl_ms=ttl_ms(ttl))
         if self._tenure.renewed(sent_at, ttl):
             self._leases.look_after(self)
-
-    def after_fork(self) -> None:
-        """In a forked child the lease is the parent's: lost here, without a word to anybody."""
-        self._seat = None
-        self._tenure.lose(self._command.target.name, "unknown")

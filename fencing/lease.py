@@ -335,8 +335,7 @@ class Leases(LeasesCore):
     def after_fork(self) -> None:
         super().after_fork()
         self.backend.after_fork()
-        for lease in self._renewer.after_fork():
-            cast(Lease, lease).after_fork()
+        self._renewer.after_fork()
 
 
 class _Turn:

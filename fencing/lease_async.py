@@ -441,8 +441,7 @@ class AsyncLeases(LeasesCore):
     def after_fork(self) -> None:
         super().after_fork()
         self.backend.after_fork()
-        for lease in self._renewer.after_fork():
-            cast(AsyncLease, lease).after_fork()
+        self._renewer.after_fork()
 
 
 class _Turn:

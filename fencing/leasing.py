@@ -104,6 +104,8 @@ class LeasesCore:
         _EVERYWHERE.add(self)
 
     def _started(self) -> None:
+        """In a new process, by start or by fork."""
+        self.life = object()
         self._default_label = (
             f"{socket.gethostname()}:{os.getpid()}"[:100] if self._label is None else self._label
         )

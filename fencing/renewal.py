@@ -66,13 +66,6 @@ class Wheel(Generic[R]):
         lease.slot = slot
         return slot
 
-    def put_again(self, leases: Iterable[R]) -> None:
-        """File those that still want attention."""
-        for lease in leases:
-            due = lease.next_due()
-            if due is not None:
-                self.put(lease, *due)
-
     def drop(self, lease: R) -> None:
         there = self._slots.get(lease.slot)
         if there is not None:
@@ -155,13 +148,21 @@ class Renewer:
         with self._condition:
             return [*self._new, *self._wheel.leases()]
 
-    def _sort_in(self) -> None:
-        try:
-            while True:
-                lease, _ = self._new.popitem()
-                self._wheel.put_again((lease,))
-        except KeyError:
-            return
+    def _file(self, leases: Iterable[Renewable]) -> None:
+        # What a lease says may be its user's code (a policy callable, an observer): never under the lock.
+        dues = [(lease, due) for lease in leases if (due := lease.next_due()) is not None]
+        with self._condition:
+            for lease, due in dues:
+                self._wheel.put(lease, *due)
+
+    def _take_new(self) -> list[Renewable]:
+        taken = []
+        while self._new:
+            try:
+                taken.append(self._new.popitem()[0])
+            except KeyError:  # released this very moment
+                break
+        return taken
 
     def watch(self) -> None:
         """See to it that connections kept by the backend are given back when nothing happens any more."""
@@ -173,8 +174,8 @@ class Renewer:
 
     def turn(self) -> float | None:
         """Do all that is due; when to come again."""
+        self._file(self._take_new())
         with self._condition:
-            self._sort_in()
             leases = self._wheel.due(self._clock.now())
         try:
             for bound, batch in _batches(leases, self._clock.now()).items():
@@ -182,9 +183,9 @@ class Renewer:
                 answers = self._backend.ask_many([command for _, command in batch], bound)
                 _settle(batch, answers, sent_at, self._clock.now() - sent_at)
         finally:
-            with self._condition:
-                self._wheel.put_again(leases)
-        return self._wheel.next()
+            self._file(leases)
+        with self._condition:
+            return self._wheel.next()
 
     def _start(self) -> None:
         if self._attended:
@@ -200,25 +201,23 @@ class Renewer:
                 log.exception("a turn of the renewer failed; it goes on")
             with self._condition:
                 used, self._used = self._used, False
-                self._wake_at = self._clock.now() + IDLE
-                self._sort_in()
                 due = self._wheel.next()
-                if due is not None:
-                    self._wake_at = min(self._wake_at, due)
-                elif not used and not self._new:
+                idle = self._clock.now() + IDLE
+                self._wake_at = idle if due is None else min(due, idle)
+                for lease in tuple(self._new):
+                    self._wake_at = min(self._wake_at, lease.early)
+                if due is None and not used and not self._new:
                     self._thread, self._wake_at = None, inf
                     break
                 while (left := self._wake_at - self._clock.now()) > 0:
                     self._condition.wait(left)
         self._backend.rest()
 
-    def after_fork(self) -> list[Renewable]:
-        """In a forked child: start anew; the leases that were the parent's."""
-        orphans = [*self._new, *self._wheel.leases()]
+    def after_fork(self) -> None:
+        """In a forked child: look after nothing; the leases are the parent's."""
         self._new, self._wheel = {}, Wheel()
         self._condition = threading.Condition(threading.Lock())
         self._thread, self._wake_at = None, inf
-        return orphans
 
 
 class AsyncRenewer:
@@ -250,9 +249,15 @@ class AsyncRenewer:
     def leases(self) -> list[Renewable]:
         return [*self._new, *self._wheel.leases()]
 
+    def _file(self, leases: Iterable[Renewable]) -> None:
+        for lease in leases:
+            due = lease.next_due()
+            if due is not None:
+                self._wheel.put(lease, *due)
+
     def _due(self) -> list[Renewable]:
         new, self._new = self._new, {}
-        self._wheel.put_again(new)
+        self._file(new)
         return self._wheel.due(self._clock.now())
 
     def watch(self) -> None:
@@ -271,7 +276,7 @@ class AsyncRenewer:
             batches = _batches(leases, self._clock.now())
             await asyncio.gather(*(self._send(bound, batch) for bound, batch in batches.items()))
         finally:
-            self._wheel.put_again(leases)
+            self._file(leases)
 
     async def _send(self, bound: float, batch: list[tuple[Renewable, Renew]]) -> None:
         sent_at = self._clock.now()
@@ -330,9 +335,7 @@ class AsyncRenewer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def after_fork(self) -> list[Renewable]:
-        """In a forked child: start anew; the leases that were the parent's."""
-        orphans = self.leases()
+    def after_fork(self) -> None:
+        """In a forked child: look after nothing; the leases are the parent's."""
         self._new, self._wheel = {}, Wheel()
         self._timer, self._wake_at, self._tasks = None, inf, set()
-        return orphans
