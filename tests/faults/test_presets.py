@@ -31,14 +31,14 @@ def scaled(policy: Policy) -> Policy:
 
 
 def test_a_dead_holder_is_succeeded_within_the_window_of_each_preset(
-    make_side: MakeSide, redis_url: str, redis_client
+    make_side: MakeSide, redis_url: str
 ) -> None:
-    side = make_side(redis_url)
+    dying, side = make_side(redis_url), make_side(redis_url)
     took: dict[str, float] = {}
 
     def succeed(name: str, policy: Policy) -> None:
         # A holder that dies at once: nothing renews or releases what it took.
-        dead = side.acquire(name, ttl=policy.ttl, hold_to_ttl=True)
+        dead = dying.acquire(name, ttl=policy.ttl, hold_to_ttl=True)
         began = time.monotonic()
         if policy.poll is None:
             side.acquire(name, wait=Wait(budget=10, backoff=policy.wait.backoff))
@@ -51,7 +51,6 @@ def test_a_dead_holder_is_succeeded_within_the_window_of_each_preset(
     threads = [
         threading.Thread(target=succeed, args=(name, scaled(policy))) for name, policy in PRESETS.items()
     ]
-    # The gate would keep the dead holder's successors in memory: let it die first.
     for thread in threads:
         thread.start()
     for thread in threads:
