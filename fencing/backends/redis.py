@@ -12,9 +12,9 @@ import os
 import select
 import socket
 import struct
-import time
 from collections import deque
 from collections.abc import Generator, Sequence
+from time import monotonic
 from typing import Any
 
 import hiredis
@@ -165,7 +165,7 @@ class _Line:
             self._bound(timeout)
         sock.sendall(packed)
         ends = 0.0
-        while len(replies) < count:
+        while True:
             data = sock.recv(65536)
             if not data:
                 raise ConnectionError("the server closed the connection")
@@ -173,12 +173,13 @@ class _Line:
             while (reply := reader.gets()) is not _MORE:
                 if type(reply) not in _PUSHED:
                     replies.append(reply)
-            if len(replies) < count:
-                now = time.monotonic()
-                ends = ends or now + timeout
-                if now > ends:
-                    raise TimeoutError("the replies came too slowly")
-        self.used = time.monotonic()
+            now = monotonic()
+            if len(replies) == count:
+                self.used = now
+                return
+            ends = ends or now + timeout
+            if now > ends:
+                raise TimeoutError("the replies came too slowly")
 
     def _bound(self, timeout: float) -> None:
         """Bound every send and receive. Left to the kernel where it can: Python's own bound polls each time."""
@@ -194,7 +195,7 @@ class _Line:
 
     def usable(self) -> bool:
         """Whether it may be used again: a server that went away meanwhile has made it readable."""
-        return not select.select([self._socket], [], [], 0)[0]
+        return monotonic() - self.used < FRESH or not select.select([self._socket], [], [], 0)[0]
 
     def close(self) -> None:
         self._connection.disconnect()
@@ -208,9 +209,10 @@ class RedisBackend(_Redis):
         self._idle: deque[_Line] = deque()
 
     def ask(self, command: Command, timeout: float) -> Reply:
-        replies = None
+        replies: list[object] | None = None
         if command.target.namespace in self._joined:
-            replies = self._exchange(pack(command), 1, timeout)
+            replies = []
+            self._exchange(pack(command), replies, 1, timeout)
             if type(replies[0]) is list:
                 return decode(command, replies[0])
         return _only(self._converse(self._dialogue((command,), replies), timeout))
@@ -222,39 +224,39 @@ class RedisBackend(_Redis):
         try:
             packed, count = next(dialogue)
             while True:
-                packed, count = dialogue.send(self._exchange(packed, count, timeout))
+                replies: list[object] = []
+                self._exchange(packed, replies, count, timeout)
+                packed, count = dialogue.send(replies)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    def _exchange(self, packed: bytes, count: int, timeout: float) -> list[object]:
+    def _exchange(self, packed: bytes, replies: list[object], count: int, timeout: float) -> None:
         """One round trip. What went wrong stands in the place of the replies that did not come."""
-        replies: list[object] = []
         line: _Line | None = None
         try:
-            line = self._line(timeout)
+            try:
+                kept = self._idle.pop()
+            except IndexError:
+                line = self._connect(timeout)
+            else:
+                if kept.usable():
+                    line = kept
+                else:
+                    self._scrap(kept)
+                    line = self._connect(timeout)
             line.exchange(packed, replies, count, timeout)
         except (RedisError, OSError, hiredis.HiredisError) as error:
             replies += [_translate(error, sent=line is not None)] * (count - len(replies))
             self._scrap(line)
-            return replies
         except BaseException:
             # Safe because a connection whose reply was not read is never used again: it would hand this
             # reply to the next request.
             self._scrap(line)
             raise
-        self._idle.append(line)
-        return replies
-
-    def _line(self, timeout: float) -> _Line:
-        """A connection nobody else uses."""
-        try:
-            line = self._idle.pop()
-        except IndexError:
-            pass
         else:
-            if line.usable():
-                return line
-            self._scrap(line)
+            self._idle.append(line)
+
+    def _connect(self, timeout: float) -> _Line:
         connection = self._pool.connection_class(
             **_settings(
                 self._pool,
@@ -286,35 +288,61 @@ class RedisBackend(_Redis):
         self._idle = deque()
 
 
-class _AsyncLine:
-    """The asyncio twin of `_Line`: the two streams of a connection, and a parser."""
+class _AsyncLine(asyncio.Protocol):
+    """The asyncio twin of `_Line`: the transport of a connection and a parser, and no streams between."""
 
-    __slots__ = ("_connection", "_parser", "_reader", "_writer")
+    __slots__ = ("_connection", "_loop", "_lost", "_parser", "_replies", "_transport", "_waiter", "_wanted")
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._reader: asyncio.StreamReader = connection._reader
-        self._writer: asyncio.StreamWriter = connection._writer
+        self._loop = asyncio.get_running_loop()
         self._parser = hiredis.Reader(notEnoughData=_MORE)
+        self._replies: list[object] = []
+        self._wanted = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._lost = False
+        self._transport: asyncio.Transport = connection._writer.transport
+        self._transport.set_protocol(self)
 
-    async def exchange(self, packed: bytes, replies: list[object], count: int) -> None:
+    async def exchange(self, packed: bytes, replies: list[object], count: int, timeout: float) -> None:
         """Send, and append `count` replies; error replies are appended like others."""
-        self._writer.write(packed)
-        if len(packed) > 65536:
-            await self._writer.drain()
-        parser = self._parser
-        while len(replies) < count:
-            data = await self._reader.read(65536)
-            if not data:
-                raise ConnectionError("the server closed the connection")
+        loop = self._loop
+        self._replies, self._wanted = replies, count
+        waiter = self._waiter = loop.create_future()
+        guard = loop.call_later(timeout, self._too_late)
+        try:
+            self._transport.write(packed)
+            await waiter
+        finally:
+            guard.cancel()
+            self._waiter = None
+
+    def data_received(self, data: bytes) -> None:
+        replies, parser = self._replies, self._parser
+        try:
             parser.feed(data)
             while (reply := parser.gets()) is not _MORE:
                 if type(reply) not in _PUSHED:
                     replies.append(reply)
+        except hiredis.HiredisError as error:
+            self._fail(error)
+        if len(replies) >= self._wanted and self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost = True
+        self._fail(error or ConnectionError("the server closed the connection"))
+
+    def _too_late(self) -> None:
+        self._fail(TimeoutError())
+
+    def _fail(self, error: Exception) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
 
     def usable(self) -> bool:
-        """Whether it may be used again: the event loop has seen the end of one that the server closed."""
-        return not self._reader.at_eof() and not self._writer.is_closing()
+        """Whether it may be used again: the event loop has told us of one that the server closed."""
+        return not self._lost and not self._transport.is_closing()
 
     async def close(self) -> None:
         await self._connection.disconnect(nowait=True)
@@ -329,9 +357,10 @@ class AsyncRedisBackend(_Redis):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def ask(self, command: Command, timeout: float) -> Reply:
-        replies = None
+        replies: list[object] | None = None
         if command.target.namespace in self._joined:
-            replies = await self._exchange(pack(command), 1, timeout)
+            replies = []
+            await self._exchange(pack(command), replies, 1, timeout)
             if type(replies[0]) is list:
                 return decode(command, replies[0])
         return _only(await self._converse(self._dialogue((command,), replies), timeout))
@@ -343,47 +372,46 @@ class AsyncRedisBackend(_Redis):
         try:
             packed, count = next(dialogue)
             while True:
-                packed, count = dialogue.send(await self._exchange(packed, count, timeout))
+                replies: list[object] = []
+                await self._exchange(packed, replies, count, timeout)
+                packed, count = dialogue.send(replies)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    async def _exchange(self, packed: bytes, count: int, timeout: float) -> list[object]:
+    async def _exchange(self, packed: bytes, replies: list[object], count: int, timeout: float) -> None:
         """One round trip. What went wrong stands in the place of the replies that did not come."""
-        replies: list[object] = []
         line: _AsyncLine | None = None
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._idle = loop, deque()
         try:
-            async with asyncio.timeout(timeout):
-                line = await self._line()
-                await line.exchange(packed, replies, count)
+            kept = self._idle.pop() if self._idle else None
+            if kept is not None and kept.usable():
+                line = kept
+            else:
+                await self._scrap(kept)
+                line = await self._connect(timeout)
+            await line.exchange(packed, replies, count, timeout)
         except (RedisError, OSError, hiredis.HiredisError) as error:  # TimeoutError is an OSError
             replies += [_translate(error, sent=line is not None)] * (count - len(replies))
             await self._scrap(line)
-            return replies
         except BaseException:
             # Safe because a connection whose reply was not read is never used again: it would hand this
             # reply to the next request.
             await self._scrap(line)
             raise
-        self._idle.append(line)
-        return replies
+        else:
+            self._idle.append(line)
 
-    async def _line(self) -> _AsyncLine:
-        """A connection nobody else uses."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._loop, self._idle = loop, deque()
-        elif self._idle:
-            line = self._idle.pop()
-            if line.usable():
-                return line
-            await self._scrap(line)
+    async def _connect(self, timeout: float) -> _AsyncLine:
         connection = self._pool.connection_class(
             **_settings(
                 self._pool, socket_timeout=None, socket_connect_timeout=None, retry=AsyncRetry(NoBackoff(), 0)
             )
         )
         try:
-            await connection.connect()
+            async with asyncio.timeout(timeout):
+                await connection.connect()
         except BaseException:
             await connection.disconnect(nowait=True)
             raise

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from contract.subjects import LONG, Subject, race
+
 from fencing.backends.base import Acquire, Busy, Granted
 from fencing.policies import MAX_TTL
 
@@ -109,11 +109,13 @@ def test_peek_sees_the_holder_and_changes_nothing(subject: Subject) -> None:
     assert second is not None
     assert first._replace(time_left=0) == second._replace(time_left=0)
     assert (first.holder, first.token, first.label) == (taken.holder, taken.token, "worker 7")
-    assert LONG >= first.time_left > second.time_left > 0
+    assert LONG >= first.time_left > second.time_left + 0.008
 
 
 def test_a_label_comes_back_as_it_was_given(subject: Subject) -> None:
-    for number, label in enumerate(("", " ", "host:1 two  ", "line\r\nline", "nul\0nul", "größer 🔒", "x" * 200)):
+    for number, label in enumerate(
+        ("", " ", "host:1 two  ", "line\r\nline", "nul\0nul", "größer 🔒", "x" * 200)
+    ):
         subject.take(f"invoice:{number}", label=label)
         held_by = subject.peek(f"invoice:{number}")
         assert held_by is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contract.subjects import DAY_US, YEAR_US, Subject, race
+
 from fencing.backends.base import Granted, Poisoned
 from fencing.token import MAX_TOKEN
 

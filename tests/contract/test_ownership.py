@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contract.subjects import DAY_US, LONG, Subject, Taken
+
 from fencing.backends.base import Done, Granted, NotHeld, Reply
 from fencing.token import HeldBy
 
