@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -11,7 +12,7 @@ from contract.subjects import BackgroundLoop, InRedis, Subject, race
 from harness.proxy import Proxy
 from harness.sides import Side
 
-from fencing.backends.base import Done, Granted, Peek, Release, Renew
+from fencing.backends.base import Acquire, Done, Granted, Peek, Release, Renew
 from fencing.backends.redis import AsyncRedisBackend, RedisBackend
 
 MakeSide = Callable[..., Side]
@@ -82,7 +83,8 @@ def test_a_resource_that_this_process_holds_is_refused_without_a_request(side: S
     side.acquire("invoice:42")
     line.clear()
 
-    assert side.try_acquire("invoice:42") is None
+    with ThreadPoolExecutor(1) as another_thread:
+        assert another_thread.submit(side.try_acquire, "invoice:42").result(10) is None
     assert line.commands == []
 
 
@@ -257,8 +259,8 @@ def test_an_asynchronous_pool_that_is_used_up_is_no_hindrance(
         async with redis.asyncio.Redis.from_url(line_url, max_connections=1) as client:
             only_one = await client.connection_pool.get_connection()
             backend = AsyncRedisBackend(client)
-            acquire = Renew(backend.target(namespace, ("invoice:42",)), "0" * 32, 60_000)
-            await backend.ask(acquire, 2.0)
+            acquire = Acquire(backend.target(namespace, ("invoice:42",)), "0" * 32, "", 60_000)
+            assert isinstance(await backend.ask(acquire, 2.0), Granted)
             await backend.close()
             await client.connection_pool.release(only_one)
             assert await client.ping()

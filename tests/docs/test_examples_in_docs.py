@@ -1,0 +1,67 @@
+"""What the documentation shows can be pasted and runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def python_blocks(name: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def run(source: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", source], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("at", range(len(python_blocks("README.md"))))
+def test_readme_block_runs(at: int, redis_url: str) -> None:
+    source = python_blocks("README.md")[at]
+    source = source.replace("redis.Redis()", f"redis.Redis.from_url({redis_url!r})")
+    source = source.replace("redis.asyncio.Redis()", f"redis.asyncio.Redis.from_url({redis_url!r})")
+    run(source)
+
+
+def test_tutorial_test_runs(pytester: pytest.Pytester) -> None:
+    [block] = [block for block in python_blocks("docs/tutorial.md") if "def test_" in block]
+    pytester.makepyfile(block)
+    pytester.runpytest_subprocess("-W", "error", "-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    missing = []
+    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            if not (page.parent / target).exists():
+                missing.append(f"{page.relative_to(ROOT)}: {target}")
+    assert missing == []
+
+
+def test_every_event_is_in_the_operations_page() -> None:
+    from fencing.events import EVENTS
+
+    page = (ROOT / "docs/operations.md").read_text()
+    assert [event.name for event in EVENTS if event.name not in page] == []
+
+
+def test_every_error_is_in_the_reference() -> None:
+    import fencing
+
+    page = (ROOT / "docs/reference.md").read_text()
+    errors = [
+        name
+        for name in fencing.__all__
+        if isinstance(getattr(fencing, name), type) and issubclass(getattr(fencing, name), Exception)
+    ]
+    abstract = {"FencingError", "LeaseError", "WriteRejected"}
+    assert [name for name in errors if f"| `{name}`" not in page and name not in abstract] == []
