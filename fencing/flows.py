@@ -29,6 +29,7 @@ from fencing.backends.base import (
 from fencing.errors import (
     BackendUnavailable,
     ConfigurationError,
+    FencingError,
     LeaseUnavailable,
     TokenRegression,
 )
@@ -86,6 +87,7 @@ def acquire(
     started: float,
     claims: bool,
     first: Reply | BaseException | None = None,
+    since: float = 0.0,
 ) -> Generator[Step, Answer, Held]:
     """Ask until it is granted, claimed, or the time is over; give back what does not reach the caller.
 
@@ -93,13 +95,12 @@ def acquire(
     claim raised. When it is stopped from outside (Ctrl-C, cancellation) it first gives back what it got or
     may have got; a request that reaches the backend later than that leaves a lease nobody holds, for one TTL.
 
-    `first`: what came of the order when it was sent at `started`, before there was a flow. Most acquires are
-    over with it, and the caller need not begin one.
+    The wait budget counts from `started`. `first`: what came of the order when it was sent at `since`, before
+    there was a flow. Most acquires are over with it, and the caller need not begin one.
     """
     target, holder = order.target, order.holder
     ttl = order.ttl_ms / 1000
     command: Acquire | Remint = order
-    since = started
     asked = failed = healed = token = 0
     orphans: tuple[Orphan, ...] = ()
     ours = False  # whether the backend has granted it to us, or may have
@@ -186,7 +187,7 @@ def acquire(
                         cause=type(cause).__name__,
                     )
                 )
-            except BackendUnavailable as error:
+            except FencingError as error:
                 yield Tell(_failure("give back", target.namespace, target.name, error))
         raise
 
@@ -220,7 +221,7 @@ def release(
         except BaseException:
             try:
                 yield Ask(command, CALL_TIMEOUT)
-            except BackendUnavailable as error:
+            except FencingError as error:
                 yield Tell(_failure("release", target.namespace, target.name, error))
             raise
         match reply:
@@ -265,5 +266,11 @@ def _regression(name: str, token: int | None, ledger_token: int) -> TokenRegress
     )
 
 
-def _failure(verb: str, namespace: str, resource: str, error: BackendUnavailable) -> BackendFailed:
-    return BackendFailed(namespace=namespace, resource=resource, verb=verb, sent=error.sent, error=str(error))
+def _failure(verb: str, namespace: str, resource: str, error: FencingError) -> BackendFailed:
+    return BackendFailed(
+        namespace=namespace,
+        resource=resource,
+        verb=verb,
+        sent=getattr(error, "sent", False),
+        error=str(error),
+    )

@@ -91,9 +91,8 @@ class LeaseCore:
         self._seat: Seat | None = seat
         self._on_lost = on_lost
         self.slot = 0.0
-        self.early = (
-            held.since + self._tenure.ttl / 4
-        )  # earlier than any policy renews, and than its deadline
+        # Earlier than any policy renews it, and than its deadline.
+        self.early = held.since + self._tenure.ttl / 4
         self._renewed_due = 0.0
 
     def __repr__(self) -> str:
@@ -243,12 +242,14 @@ class LeaseCore:
             return None
         return self._renew_command(None), renewal.bound(tenure.ttl)
 
-    def settle(self, answer: Reply | FencingError, sent_at: float, took: float) -> None:
+    def settle(self, command: Renew, answer: Reply | FencingError, sent_at: float, took: float) -> None:
         """Take in how a renewal went."""
         tenure = self._tenure
         if tenure.state is not State.HELD:
             return
         match answer:
+            case Done() if command.ttl_ms != self._command.ttl_ms:
+                tenure.overdue = True  # extended meanwhile: which came last at the backend nobody knows
             case Done():
                 late = max(sent_at - self._renewed_due, 0.0)
                 if tenure.renewed(sent_at) and Renewed in self._leases.tell.wanted:

@@ -274,7 +274,14 @@ class Leases(LeasesCore):
             else:
                 claims = self.ledger is not None
                 flow = acquire(
-                    command, order.wait, now=now, roll=jitter, started=since, claims=claims, first=first
+                    command,
+                    order.wait,
+                    now=now,
+                    roll=jitter,
+                    started=order.started,
+                    claims=claims,
+                    first=first,
+                    since=since,
                 )
                 held = self.drive(flow)
             lease = Lease(self, order, held, seat, on_lost)

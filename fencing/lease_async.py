@@ -359,7 +359,14 @@ class AsyncLeases(LeasesCore):
             else:
                 claims = self.ledger is not None
                 flow = acquire(
-                    command, order.wait, now=now, roll=jitter, started=since, claims=claims, first=first
+                    command,
+                    order.wait,
+                    now=now,
+                    roll=jitter,
+                    started=order.started,
+                    claims=claims,
+                    first=first,
+                    since=since,
                 )
                 held = await self.drive(flow, tidying=isinstance(first, asyncio.CancelledError))
             lease = AsyncLease(self, order, held, seat, on_lost)

@@ -174,6 +174,8 @@ class LeasesCore:
         for resource in resources:
             check_resource(resource)
         if renewal is not None:
+            if not isinstance(renewal, Renewal):
+                raise ConfigurationError(f"renewal is a fencing.Renewal, not {renewal!r}")
             self._check_renewal(renewal)
         if wait is None:
             wait = policy.wait

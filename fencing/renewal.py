@@ -39,7 +39,7 @@ class Renewable(Protocol):
     def attend(self, now: float) -> tuple[Renew, float] | None:
         """What to send, with its bound; None when there was nothing to send (it may have expired)."""
 
-    def settle(self, answer: Reply | FencingError, sent_at: float, took: float) -> None:
+    def settle(self, command: Renew, answer: Reply | FencingError, sent_at: float, took: float) -> None:
         """Take in how its renewal went."""
 
 
@@ -106,8 +106,8 @@ def _settle(
     took: float,
 ) -> None:
     missing = BackendUnavailable("the backend left out an answer")
-    for at, (lease, _) in enumerate(batch):
-        lease.settle(answers[at] if at < len(answers) else missing, sent_at, took)
+    for at, (lease, command) in enumerate(batch):
+        lease.settle(command, answers[at] if at < len(answers) else missing, sent_at, took)
 
 
 class Renewer:
@@ -119,6 +119,7 @@ class Renewer:
         self._wheel: Wheel[Renewable] = Wheel()
         self._condition = threading.Condition(threading.Lock())
         self._new: dict[Renewable, None] = {}
+        self._turning: list[Renewable] = []  # in neither, while the renewer sees to them
         self._thread: threading.Thread | None = None
         self._wake_at = inf  # when the thread wakes by itself
         self._used = False  # since it last woke
@@ -146,7 +147,7 @@ class Renewer:
 
     def leases(self) -> list[Renewable]:
         with self._condition:
-            return [*self._new, *self._wheel.leases()]
+            return list(dict.fromkeys([*self._new, *self._turning, *self._wheel.leases()]))
 
     def _file(self, leases: Iterable[Renewable]) -> None:
         # What a lease says may be its user's code (a policy callable, an observer): never under the lock.
@@ -156,12 +157,9 @@ class Renewer:
                 self._wheel.put(lease, *due)
 
     def _take_new(self) -> list[Renewable]:
-        taken = []
-        while self._new:
-            try:
-                taken.append(self._new.popitem()[0])
-            except KeyError:  # released this very moment
-                break
+        taken = self._turning = list(self._new)
+        for lease in taken:
+            self._new.pop(lease, None)  # or it was released this very moment
         return taken
 
     def watch(self) -> None:
@@ -176,7 +174,7 @@ class Renewer:
         """Do all that is due; when to come again."""
         self._file(self._take_new())
         with self._condition:
-            leases = self._wheel.due(self._clock.now())
+            leases = self._turning = self._wheel.due(self._clock.now())
         try:
             for bound, batch in _batches(leases, self._clock.now()).items():
                 sent_at = self._clock.now()
@@ -184,6 +182,7 @@ class Renewer:
                 _settle(batch, answers, sent_at, self._clock.now() - sent_at)
         finally:
             self._file(leases)
+            self._turning = []
         with self._condition:
             return self._wheel.next()
 
@@ -215,7 +214,7 @@ class Renewer:
 
     def after_fork(self) -> None:
         """In a forked child: look after nothing; the leases are the parent's."""
-        self._new, self._wheel = {}, Wheel()
+        self._new, self._turning, self._wheel = {}, [], Wheel()
         self._condition = threading.Condition(threading.Lock())
         self._thread, self._wake_at = None, inf
 
@@ -228,6 +227,7 @@ class AsyncRenewer:
         self._clock = clock
         self._wheel: Wheel[Renewable] = Wheel()
         self._new: dict[Renewable, None] = {}
+        self._turning: dict[Renewable, None] = {}  # in neither, while a turn sees to them
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake_at = inf  # when the timer goes off
@@ -247,7 +247,7 @@ class AsyncRenewer:
             self._wheel.drop(lease)
 
     def leases(self) -> list[Renewable]:
-        return [*self._new, *self._wheel.leases()]
+        return list(dict.fromkeys([*self._new, *self._turning, *self._wheel.leases()]))
 
     def _file(self, leases: Iterable[Renewable]) -> None:
         for lease in leases:
@@ -272,10 +272,13 @@ class AsyncRenewer:
         return self._wheel.next()
 
     async def _renew(self, leases: list[Renewable]) -> None:
+        self._turning.update(dict.fromkeys(leases))
         try:
             batches = _batches(leases, self._clock.now())
             await asyncio.gather(*(self._send(bound, batch) for bound, batch in batches.items()))
         finally:
+            for lease in leases:
+                self._turning.pop(lease, None)
             self._file(leases)
 
     async def _send(self, bound: float, batch: list[tuple[Renewable, Renew]]) -> None:
@@ -337,5 +340,5 @@ class AsyncRenewer:
 
     def after_fork(self) -> None:
         """In a forked child: look after nothing; the leases are the parent's."""
-        self._new, self._wheel = {}, Wheel()
+        self._new, self._turning, self._wheel = {}, {}, Wheel()
         self._timer, self._wake_at, self._tasks = None, inf, set()

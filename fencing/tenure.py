@@ -96,7 +96,7 @@ class Tenure:
     Times are seconds of the clock that the caller reads; nothing here does.
     """
 
-    __slots__ = ("_sticky", "acquired_at", "failures", "max_hold_told", "since", "state", "ttl")
+    __slots__ = ("_sticky", "acquired_at", "failures", "max_hold_told", "overdue", "since", "state", "ttl")
 
     def __init__(self, ttl: float, since: float) -> None:
         self.ttl = ttl
@@ -105,6 +105,7 @@ class Tenure:
         self.failures = 0
         self.state = State.HELD
         self.max_hold_told = False
+        self.overdue = False  # to be renewed at once
         self._sticky: LeaseLost | None = None
 
     @property
@@ -131,11 +132,13 @@ class Tenure:
             self.ttl = ttl
         self.since = max(self.since, sent_at)
         self.failures = 0
+        self.overdue = False
         return True
 
     def failed(self, renewal: Renewal) -> bool:
         """A renewal failed; True when that was one too many in a row."""
         self.failures += 1
+        self.overdue = False
         return self.failures >= renewal.failures
 
     def lose(self, name: str, reason: LossReason) -> bool:
@@ -150,7 +153,7 @@ class Tenure:
     def next_at(self, renewal: Renewal | None) -> tuple[float, bool]:
         """When this lease next wants attention, and whether that is to be renewed (else: it runs out then)."""
         if renewal is not None:
-            due = self.since + renewal.due(self.ttl, self.failures)
+            due = self.since + (0.0 if self.overdue else renewal.due(self.ttl, self.failures))
             allowed = renewal.max_hold is None or due - self.acquired_at < renewal.max_hold
             if allowed and due < self.deadline:
                 return due, True

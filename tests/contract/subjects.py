@@ -91,11 +91,13 @@ class Subject:
         self._elapse = surroundings.elapse
         self._finish = finish
 
-    def ask(self, command: Command) -> Reply:
-        return self._finish(self.backend.ask(command, CALL_TIMEOUT))
+    def ask(self, command: Command, timeout: float = CALL_TIMEOUT) -> Reply:
+        return self._finish(self.backend.ask(command, timeout))
 
-    def ask_many(self, commands: Sequence[Command]) -> Sequence[Reply | FencingError]:
-        return self._finish(self.backend.ask_many(commands, CALL_TIMEOUT))
+    def ask_many(
+        self, commands: Sequence[Command], timeout: float = CALL_TIMEOUT
+    ) -> Sequence[Reply | FencingError]:
+        return self._finish(self.backend.ask_many(commands, timeout))
 
     def target(self, *resources: str, namespace: str | None = None) -> Target:
         return self.backend.target(namespace or self.namespace, resources)

@@ -195,26 +195,26 @@ def tls_url(line: Proxy, certificate: Path, background_loop: BackgroundLoop) -> 
     """The way to the server by TLS, and then by the `line`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    connected: set[asyncio.StreamWriter] = set()
+    writers: set[asyncio.StreamWriter] = set()
+    tasks: set[asyncio.Task[None]] = set()
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, ssl.SSLError):
+        with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 writer.write(data)
-                await writer.drain()
-        writer.close()
+        writer.transport.abort()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.current_task())
         server_reader, server_writer = await asyncio.open_connection(line.host, line.port)
-        connected.update((writer, server_writer))
+        writers.update((writer, server_writer))
         await asyncio.gather(forward(reader, server_writer), forward(server_reader, writer))
 
     async def stop() -> None:
         terminator.close()
-        for writer in connected:
-            writer.close()
-            with contextlib.suppress(OSError, ssl.SSLError):
-                await writer.wait_closed()
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.gather(*tasks)
 
     terminator = background_loop.finish(asyncio.start_server(serve, "127.0.0.1", 0, ssl=context))
     yield f"rediss://localhost:{terminator.sockets[0].getsockname()[1]}/0"
@@ -245,7 +245,7 @@ def test_a_server_that_falls_silent_behind_tls_is_given_up_in_time(
     before = subject.now()
 
     with pytest.raises(BackendUnavailable, match="too long") as failure:
-        subject._finish(subject.backend.ask(Peek(taken.target), 0.1))
+        subject.ask(Peek(taken.target), timeout=0.1)
     assert failure.value.sent
     assert 0.09 < subject.now() - before < 1.0
 
@@ -273,8 +273,8 @@ def test_the_retries_of_the_client_are_not_ours(
 
 
 def test_the_timeout_of_the_client_is_not_ours(make_subject: MakeSubject, line: Proxy, line_url: str) -> None:
-    subject = make_subject(line_url, socket_timeout=0.05, socket_connect_timeout=0.05)
-    line.delay(0.05)
+    subject = make_subject(line_url, socket_timeout=0.02, socket_connect_timeout=0.02)
+    line.delay(0.02)
 
     assert isinstance(subject.acquire("invoice:42"), Granted)
 
@@ -286,8 +286,8 @@ def test_a_client_without_a_timeout_is_bounded_by_ours(
     line.deaf()
     before = subject.now()
 
-    with pytest.raises(BackendUnavailable, match="too long"):
-        subject._finish(subject.backend.ask(Peek(subject.target("invoice:42")), 0.1))
+    with pytest.raises(BackendUnavailable):
+        subject.ask(Peek(subject.target("invoice:42")), timeout=0.1)
     assert 0.09 < subject.now() - before < 1.0
 
 
@@ -330,14 +330,24 @@ def more_than_a_thousand_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.xfail(raises=ValueError, reason="select() knows only the first 1024 files: poll() would do")
 @pytest.mark.usefixtures("more_than_a_thousand_files")
 def test_a_process_with_more_than_a_thousand_open_files(
-    make_subject: MakeSubject, server: RedisServer
+    sync_subject: MakeSubject, server: RedisServer
 ) -> None:
-    subject = make_subject(server.url)
+    subject = sync_subject(server.url)
     taken = subject.take("invoice:42")
     for line in subject.backend._idle:
-        if hasattr(line, "used"):
-            line.used = 0.0  # long ago, so that it is looked at before it is used again
+        line.used = 0.0  # long ago, so that it is looked at before it is used again
+
+    assert subject.release("invoice:42", holder=taken.holder) == Done()
+
+
+@pytest.mark.usefixtures("more_than_a_thousand_files")
+def test_an_asynchronous_process_with_more_than_a_thousand_open_files(
+    async_subject: MakeSubject, server: RedisServer
+) -> None:
+    subject = async_subject(server.url)
+    taken = subject.take("invoice:42")
 
     assert subject.release("invoice:42", holder=taken.holder) == Done()

@@ -240,6 +240,15 @@ def test_a_batch_of_renewals_is_as_many_requests(warm: Subject, line: Proxy) -> 
     assert line.connections == 0
 
 
+@pytest.mark.xfail(raises=AssertionError, reason="it waits for a reply that nobody was asked for")
+def test_an_empty_batch_sends_nothing_and_waits_for_nothing(warm: Subject, line: Proxy) -> None:
+    before = warm.now()
+    warm.ask_many([], timeout=0.3)
+
+    assert line.requests == 0
+    assert warm.now() - before < 0.3
+
+
 def test_a_pool_that_is_used_up_is_no_hindrance(admin: redis.Redis, line_url: str, namespace: str) -> None:
     with redis.Redis.from_url(line_url, max_connections=1) as client:
         only_one = client.connection_pool.get_connection()
