@@ -87,7 +87,7 @@ def acquire(
     started: float,
     claims: bool,
     first: Reply | BaseException | None = None,
-    since: float = 0.0,
+    since: float | None = None,
 ) -> Generator[Step, Answer, Held]:
     """Ask until it is granted, claimed, or the time is over; give back what does not reach the caller.
 
@@ -101,6 +101,7 @@ def acquire(
     target, holder = order.target, order.holder
     ttl = order.ttl_ms / 1000
     command: Acquire | Remint = order
+    since = started if since is None else since
     asked = failed = healed = token = 0
     orphans: tuple[Orphan, ...] = ()
     ours = False  # whether the backend has granted it to us, or may have
@@ -162,6 +163,10 @@ def acquire(
                     held_by = reply.held_by
                 case NotHeld():  # while healing: somebody took it meanwhile, so this acquire has lost
                     command, held_by, ours = order, reply.held_by, False
+                    if len(target.resources) > 1:  # what is still ours of several is not kept while waiting
+                        ours = True
+                        yield Ask(Release(target, holder), CALL_TIMEOUT)
+                        ours = False
                 case Poisoned():
                     raise _regression(target.name, token or None, reply.floor)
                 case Done() | Seen() | Behind() | None:
@@ -192,6 +197,14 @@ def acquire(
         raise
 
 
+class Freed(NamedTuple):
+    """What came of a release. `reply` None: the answer was lost and it is gone, by us or by time."""
+
+    reply: Done | NotHeld | None
+    stopped: BaseException | None = None
+    """What stopped it from outside; to be raised when the outcome is taken in."""
+
+
 def release(
     command: Release,
     *,
@@ -199,39 +212,44 @@ def release(
     started: float,
     bound: float = CALL_TIMEOUT,
     first: Reply | BaseException | None = None,
-) -> Generator[Step, Answer, Done | NotHeld | None]:
-    """Free the lease within `bound` seconds. None: the answer was lost and it is gone, by us or by time.
+) -> Generator[Step, Answer, Freed]:
+    """Free the lease within `bound` seconds.
 
-    Raises `BackendUnavailable` when nobody knows. When it is stopped from outside it asks once more. `first`
-    is as in `acquire`.
+    Raises `BackendUnavailable` when nobody knows; its `sent` says whether any request may have arrived. When
+    it is stopped from outside it asks once more, and then says so. `first` is as in `acquire`.
     """
     unsure = False
+    stopped: BaseException | None = None
     target = command.target
-    for attempt in range(1, ATTEMPTS + 1):
-        left = max(bound - (now() - started), 0.001)
+    attempt = 0
+    while True:
+        attempt += 1
+        left = CALL_TIMEOUT if stopped else max(bound - (now() - started), 0.001)
         try:
             reply, first = ((yield Ask(command, left)) if first is None else _given(first)), None
-        except BackendUnavailable as error:
+        except FencingError as error:
             first = None
-            unsure = unsure or error.sent
+            unsure = unsure or getattr(error, "sent", False)
             yield Tell(_failure("release", target.namespace, target.name, error))
-            if attempt == ATTEMPTS or now() - started >= bound:
+            if stopped is not None:
+                raise stopped from error
+            if not isinstance(error, BackendUnavailable):
                 raise
-            continue
-        except BaseException:
-            try:
-                yield Ask(command, CALL_TIMEOUT)
-            except FencingError as error:
-                yield Tell(_failure("release", target.namespace, target.name, error))
-            raise
-        match reply:
-            case Done():
-                return reply
-            case NotHeld():
-                return None if unsure else reply
-            case _:
-                raise ConfigurationError(f"a backend does not answer a release with {reply!r}")
-    raise AssertionError("unreachable")
+            if attempt == ATTEMPTS or now() - started >= bound:
+                error.sent = unsure
+                raise
+        except BaseException as error:
+            if stopped is not None:
+                raise
+            first, stopped, unsure = None, error, True
+        else:
+            match reply:
+                case Done():
+                    return Freed(reply, stopped)
+                case NotHeld():
+                    return Freed(None if unsure else reply, stopped)
+                case _:
+                    raise ConfigurationError(f"a backend does not answer a release with {reply!r}")
 
 
 def _given(first: Reply | BaseException) -> Reply:
@@ -257,9 +275,16 @@ def unavailable(name: str, held_by: HeldBy | None, waited: float) -> LeaseUnavai
 
 
 def _regression(name: str, token: int | None, ledger_token: int) -> TokenRegression:
+    if ledger_token == 0:
+        text = f"the backend can mint no token for {name!r}: its counter or its clock is beyond 2^53"
+    else:
+        text = (
+            f"the ledger is at {ledger_token} for {name!r} and the backend mints {token}: it could not be "
+            "lifted above it (more than a year above its clock is refused, so that one bad token does not "
+            "spread)"
+        )
     return TokenRegression(
-        f"the ledger is at {ledger_token} for {name!r} and the backend mints {token}: it could not be lifted "
-        "above it (more than a year above its clock is refused, so that one bad token does not spread)",
+        text,
         resource=name,
         token=token,
         ledger_token=ledger_token,

@@ -15,18 +15,30 @@ from fencing.token import HeldBy
 
 
 class Holding(Protocol):
-    def as_held_by(self) -> HeldBy: ...
+    """What the gate knows of a lease."""
+
+    @property
+    def held(self) -> bool: ...
+
+    def as_held_by(self, resource: str) -> HeldBy: ...
 
 
 class Seat:
-    """One acquire at the gate: who asks, how to wake it, and, once it holds the lease, what it holds."""
+    """One acquire at the gate: who asks, how to wake it, and, once it holds the lease, which.
 
-    __slots__ = ("lease", "owner", "wake")
+    `around`: the seats inside which it is asked for; None when the owner alone tells.
+    """
 
-    def __init__(self, owner: object) -> None:
+    __slots__ = ("around", "lease", "owner", "wake")
+
+    def __init__(self, owner: object, around: tuple[Seat, ...] | None = None) -> None:
         self.owner = owner
+        self.around = around
         self.wake: Callable[[], None] | None = None
         self.lease: Holding | None = None
+
+    def waits_for_itself(self, inside: Seat) -> bool:
+        return inside.owner == self.owner and (self.around is None or inside in self.around)
 
 
 class Gate:
@@ -46,19 +58,35 @@ class Gate:
 
         Raises `ConfigurationError` when the seat's own owner is inside: it would wait for itself.
         """
-        with self._mutex:
-            inside = self._inside.setdefault(resource, seat)
-            if inside is seat:
-                return True
-            if inside.owner == seat.owner:
+        while True:
+            with self._mutex:
+                inside = self._inside.setdefault(resource, seat)
+                if inside is seat:
+                    return True
+                lease = inside.lease
+                if lease is None and not seat.waits_for_itself(inside):
+                    return self._line_up(resource, seat, queue)
+            # A lease that ran out unnoticed, because the process slept, leaves the gate when it is looked at.
+            if lease is not None and not lease.held and self._is_outside(resource, inside):
+                continue
+            if seat.waits_for_itself(inside):
                 raise ConfigurationError(
                     f"this thread or task holds {resource!r} already and asks for it again: leases are not "
                     "re-entrant; pass the lease along instead"
                 )
-            if queue is not None:
-                seat.wake = queue()
-                self._queues.setdefault(resource, deque()).append(seat)
-            return False
+            with self._mutex:
+                if self._inside.get(resource) is inside:
+                    return self._line_up(resource, seat, queue)
+
+    def _line_up(self, resource: str, seat: Seat, queue: Callable[[], Callable[[], None]] | None) -> bool:
+        if queue is not None:
+            seat.wake = queue()
+            self._queues.setdefault(resource, deque()).append(seat)
+        return False
+
+    def _is_outside(self, resource: str, seat: Seat) -> bool:
+        with self._mutex:
+            return self._inside.get(resource) is not seat
 
     def leave(self, resource: str, seat: Seat) -> None:
         """Let the next in line in. Does nothing when the seat is not inside (any more)."""
@@ -91,7 +119,7 @@ class Gate:
         """What is known of the lease held in this process."""
         with self._mutex:
             seat = self._inside.get(resource)
-        return seat.lease.as_held_by() if seat is not None and seat.lease is not None else None
+        return seat.lease.as_held_by(resource) if seat is not None and seat.lease is not None else None
 
     def waiting(self, resource: str) -> int:
         with self._mutex:

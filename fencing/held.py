@@ -25,7 +25,7 @@ from fencing.events import (
     Renewed,
 )
 from fencing.events import NotHeld as NotHeldEvent
-from fencing.flows import Held
+from fencing.flows import Freed, Held
 from fencing.gate import Gate, Seat
 from fencing.policies import Policy, Renewal, Wait, ttl_ms
 from fencing.tenure import Signal, State, Tenure
@@ -166,11 +166,11 @@ class LeaseCore:
         self._notice()
         return self._tenure.state in (State.HELD, State.CONTINUED)
 
-    def as_held_by(self) -> HeldBy:
+    def as_held_by(self, resource: str) -> HeldBy:
         """This lease as another waiter of the process sees it."""
         clock = self._leases.clock
         since = clock.wall() - (clock.now() - self._tenure.acquired_at)
-        return HeldBy(self.resource, self.holder, self._token, self.label, since, self.time_left)
+        return HeldBy(resource, self.holder, self._token, self.label, since, self.time_left)
 
     def check(self) -> None:
         """Raise unless the lease is, as far as this process knows, still held. No round trip.
@@ -201,10 +201,16 @@ class LeaseCore:
 
     def _past_deadline(self) -> None:
         renewal = self._current_renewal()
-        if renewal is not None and renewal.on_failure == "continue":
+        if self._goes_on(renewal):
             self._carry_on(self._tenure.failures)
         else:
             self._lose("expired")
+
+    def _goes_on(self, renewal: Renewal | None) -> bool:
+        """Whether the work goes on without the lease; not when it may not be renewed any more anyway."""
+        if renewal is None or renewal.on_failure != "continue":
+            return False
+        return renewal.max_hold is None or self._tenure.next_at(renewal)[1]
 
     def _current_renewal(self) -> Renewal | None:
         if self._hold_to_ttl:
@@ -285,9 +291,8 @@ class LeaseCore:
     def _not_held(self, verb: str, reply: NotHeld) -> None:
         """The backend says that somebody else holds it, or nobody."""
         self._tell(NotHeldEvent, verb=verb, held_by=reply.held_by)
-        renewal = self._current_renewal()
         gone = reply.held_by is None
-        if gone and renewal is not None and renewal.on_failure == "continue":
+        if gone and self._goes_on(self._current_renewal()):
             self._carry_on(self._tenure.failures)
         else:
             self._lose("expired" if gone else "superseded")
@@ -308,7 +313,7 @@ class LeaseCore:
     def _leave_gate(self) -> None:
         seat = self._seat
         if seat is not None:
-            self._seat = None
+            self._seat = seat.lease = None
             for resource in self._command.target.resources:
                 self._leases.gate.leave(resource, seat)
 
@@ -372,18 +377,34 @@ class LeaseCore:
                 resource=name,
                 held_by=reply.held_by,
             )
-        self._tenure.lose(name, "unknown")
-        raise LeaseLost(
+        self._tenure.lose(
+            name,
+            "unknown",
             f"the answer to the release of {name!r} was lost, and on asking again the lease was gone: "
             "most likely it was released, but it may have run out before",
-            resource=name,
-            reason="unknown",
         )
+        raise self._tenure.lost or AssertionError("it was over before")
+
+    def _freed(self, freed: Freed) -> None:
+        """Take in what came of a release that took more than one request."""
+        if freed.stopped is None:
+            self._end_release(freed.reply)
+            return
+        try:
+            self._end_release(freed.reply)
+        except FencingError:
+            pass  # told as an event; what stopped us is the news
+        raise freed.stopped
 
     def _release_failed(self, error: BaseException) -> None:
-        """Nobody knows: it is not renewed any more and ends at its deadline at the latest."""
+        """It is not renewed any more and ends at its deadline at the latest; sooner, if a request arrived."""
         self._leave_gate()
-        self._tenure.signal(Signal.KEPT)
+        if getattr(error, "sent", True):
+            name = self._command.target.name
+            why = f"nobody knows whether the lease on {name!r} was released: {error}"
+            self._tenure.lose(name, "unknown", why)
+        else:
+            self._tenure.signal(Signal.KEPT)
         self._tell(ReleaseFailed, error=str(error) or type(error).__name__)
 
     def _leaves(self) -> bool:
@@ -421,5 +442,7 @@ class LeaseCore:
         self._leases.forget(self)
         if ttl is not None:
             self._command = self._command._replace(ttl_ms=ttl_ms(ttl))
-        if self._tenure.renewed(sent_at, ttl):
+        whole = self._command.ttl_ms / 1000
+        if self._tenure.renewed(sent_at, whole):
+            self.early = sent_at + whole / 4
             self._leases.look_after(self)

@@ -16,26 +16,27 @@ from fencing.backends.base import (
     Granted,
     LedgerProtocol,
     Peek,
+    Renew,
     Reply,
     Seen,
 )
 from fencing.clock import Clock
-from fencing.errors import ConfigurationError, FencingError, LeaseLost, LeaseUnavailable
+from fencing.errors import BackendUnavailable, ConfigurationError, FencingError, LeaseLost, LeaseUnavailable
 from fencing.events import Observer
 from fencing.flows import Answer, Ask, Claim, Held, Sleep, Step, Tell, acquire, release
 from fencing.gate import Seat
 from fencing.held import LeaseCore, Order
 from fencing.leasing import (
+    HELD_HERE,
     LeasesCore,
     Options,
     PolicySource,
     WaitOptions,
-    here,
+    alive,
+    held_call,
     hold_options,
     jitter,
-    resource_from,
     shared,
-    wants_lease,
 )
 from fencing.policies import Renewal, Wait
 from fencing.renewal import Renewer
@@ -57,6 +58,7 @@ class Lease(LeaseCore):
     _leases: Leases
 
     def __enter__(self) -> Lease:
+        self.check()
         return self
 
     def __exit__(
@@ -88,12 +90,13 @@ class Lease(LeaseCore):
         if type(first) is Done:
             self._end_release(first)
             return
+        flow = release(command, now=leases.clock.now, started=started, first=first)
         try:
-            reply = leases.drive(release(command, now=leases.clock.now, started=started, first=first))
+            freed = leases.drive(flow)
         except BaseException as error:
             self._release_failed(error)
             raise
-        self._end_release(reply)
+        self._freed(freed)
 
     def renew(self) -> None:
         """Count the TTL anew, now. Rarely needed: it happens in the background.
@@ -110,7 +113,7 @@ class Lease(LeaseCore):
         command = self._begin_renew(ttl)
         leases = self._leases
         sent_at = leases.clock.now()
-        self._end_renew(leases.backend.ask(command, CALL_TIMEOUT), sent_at, ttl)
+        self._end_renew(leases.ask_twice(command), sent_at, ttl)
 
     def _announce_loss(self) -> None:
         if self._on_lost is not None:
@@ -208,7 +211,7 @@ class Leases(LeasesCore):
         """Who holds the resource, or None when it is free. One round trip; true when it was asked."""
         target = self.backend.target(self.namespace, (check_resource(resource),))
         self._renewer.watch()
-        reply = self.backend.ask(Peek(target), CALL_TIMEOUT)
+        reply = self.ask_twice(Peek(target))
         assert isinstance(reply, Seen)
         return reply.held_by
 
@@ -228,14 +231,14 @@ class Leases(LeasesCore):
         def decorate(function: Callable[P, R]) -> Callable[..., R]:
             if inspect.iscoroutinefunction(function):
                 raise ConfigurationError(f"{function.__qualname__} is a coroutine: use AsyncLeases.holding")
-            name_of = resource_from(resource, function)
-            passes = wants_lease(function)
+            call_of = held_call(resource, function)
+            hold_options(options)
 
             @functools.wraps(function)
             def held(*args: Any, **kwargs: Any) -> R:
-                with self.acquire(name_of(*args, **kwargs), **options) as lease:
-                    if passes:
-                        kwargs["lease"] = lease
+                call = call_of(args, kwargs)
+                with self.acquire(call.resource, **options) as lease:
+                    args, kwargs = call.arguments(lease)
                     return function(*args, **kwargs)
 
             return held
@@ -259,7 +262,7 @@ class Leases(LeasesCore):
     def _take(self, order: Order, on_lost: OnLost | None) -> Lease:
         command, now = order.command, self.clock.now
         resources = command.target.resources
-        seat = Seat(here())
+        seat = Seat(threading.get_ident(), around := HELD_HERE.get())
         if len(resources) > 1 or not self.gate.enter(resources[0], seat):
             self._pass_gate(order, seat)
         try:
@@ -286,6 +289,7 @@ class Leases(LeasesCore):
                 held = self.drive(flow)
             lease = Lease(self, order, held, seat, on_lost)
             seat.lease = lease
+            HELD_HERE.set((seat,) if not around else alive(around, seat))
             self._renewer.add(lease)
         except BaseException as error:
             self._leave_gate(resources, seat)
@@ -309,6 +313,16 @@ class Leases(LeasesCore):
             self._leave_gate(resources, seat)
             self._refused(order, error)
             raise
+
+    def ask_twice(self, command: Renew | Peek) -> Reply:
+        """Ask, and again when that failed at once: a kept connection may have been closed meanwhile."""
+        started = self.clock.now()
+        try:
+            return self.backend.ask(command, CALL_TIMEOUT)
+        except BackendUnavailable:
+            if self.clock.now() - started > CALL_TIMEOUT / 4:
+                raise
+        return self.backend.ask(command, CALL_TIMEOUT)
 
     def drive(self, flow: Generator[Step, Answer, R]) -> R:
         """Do what a flow says it needs."""

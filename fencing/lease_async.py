@@ -16,11 +16,12 @@ from fencing.backends.base import (
     Done,
     Granted,
     Peek,
+    Renew,
     Reply,
     Seen,
 )
 from fencing.clock import Clock
-from fencing.errors import ConfigurationError, FencingError, LeaseLost, LeaseUnavailable
+from fencing.errors import BackendUnavailable, ConfigurationError, FencingError, LeaseLost, LeaseUnavailable
 from fencing.events import Observer
 from fencing.flows import Answer, Ask, Claim, Held, Sleep, Step, Tell, acquire, release
 from fencing.gate import Seat
@@ -30,11 +31,10 @@ from fencing.leasing import (
     Options,
     PolicySource,
     WaitOptions,
+    held_call,
     hold_options,
     jitter,
-    resource_from,
     shared,
-    wants_lease,
 )
 from fencing.policies import Renewal, Wait
 from fencing.renewal import AsyncRenewer
@@ -65,10 +65,9 @@ class AsyncLease(LeaseCore):
         self._cancelling = 0
 
     async def __aenter__(self) -> AsyncLease:
+        self.check()
         task = asyncio.current_task()
         assert task is not None
-        if self._tenure.lost is not None:
-            raise self._tenure.lost
         self._owner = task
         self._cancelling = task.cancelling()
         return self
@@ -113,11 +112,11 @@ class AsyncLease(LeaseCore):
             return
         flow = release(command, now=leases.clock.now, started=started, first=first)
         try:
-            reply = await leases.drive(flow, tidying=isinstance(first, asyncio.CancelledError))
+            freed = await leases.drive(flow, tidying=isinstance(first, asyncio.CancelledError))
         except BaseException as error:
             self._release_failed(error)
             raise
-        self._end_release(reply)
+        self._freed(freed)
 
     async def renew(self) -> None:
         """Count the TTL anew, now. Rarely needed: it happens in the background.
@@ -134,7 +133,7 @@ class AsyncLease(LeaseCore):
         command = self._begin_renew(ttl)
         leases = self._leases
         sent_at = leases.clock.now()
-        self._end_renew(await leases.backend.ask(command, CALL_TIMEOUT), sent_at, ttl)
+        self._end_renew(await leases.ask_twice(command), sent_at, ttl)
 
     def _sticky(self) -> LeaseLost:
         lost = self._tenure.lost
@@ -146,10 +145,13 @@ class AsyncLease(LeaseCore):
             running = asyncio.current_task()
         except RuntimeError:  # another thread has noticed
             running = None
-        if running is None or running is not self._owner:
-            self._loop.call_soon_threadsafe(self._cancel_owner)
-        if self._on_lost is not None:
-            self._loop.call_soon_threadsafe(self._call_on_lost)
+        try:
+            if running is None or running is not self._owner:
+                self._loop.call_soon_threadsafe(self._cancel_owner)
+            if self._on_lost is not None:
+                self._loop.call_soon_threadsafe(self._call_on_lost)
+        except RuntimeError:  # the loop is closed: nobody is left to be told
+            pass
 
     def _cancel_owner(self) -> None:
         if self._owner is not None and not self._cancelled:
@@ -291,7 +293,7 @@ class AsyncLeases(LeasesCore):
         """Who holds the resource, or None when it is free. One round trip; true when it was asked."""
         target = self.backend.target(self.namespace, (check_resource(resource),))
         self._renewer.watch()
-        reply = await self.backend.ask(Peek(target), CALL_TIMEOUT)
+        reply = await self.ask_twice(Peek(target))
         assert isinstance(reply, Seen)
         return reply.held_by
 
@@ -311,14 +313,14 @@ class AsyncLeases(LeasesCore):
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[..., Coroutine[Any, Any, R]]:
             if not inspect.iscoroutinefunction(function):
                 raise ConfigurationError(f"{function.__qualname__} is no coroutine: use Leases.holding")
-            name_of = resource_from(resource, function)
-            passes = wants_lease(function)
+            call_of = held_call(resource, function)
+            hold_options(options)
 
             @functools.wraps(function)
             async def held(*args: Any, **kwargs: Any) -> R:
-                async with self.acquire(name_of(*args, **kwargs), **options) as lease:
-                    if passes:
-                        kwargs["lease"] = lease
+                call = call_of(args, kwargs)
+                async with self.acquire(call.resource, **options) as lease:
+                    args, kwargs = call.arguments(lease)
                     return await function(*args, **kwargs)
 
             return held
@@ -394,6 +396,16 @@ class AsyncLeases(LeasesCore):
             self._leave_gate(resources, seat)
             self._refused(order, error)
             raise
+
+    async def ask_twice(self, command: Renew | Peek) -> Reply:
+        """Ask, and again when that failed at once: a kept connection may have been closed meanwhile."""
+        started = self.clock.now()
+        try:
+            return await self.backend.ask(command, CALL_TIMEOUT)
+        except BackendUnavailable:
+            if self.clock.now() - started > CALL_TIMEOUT / 4:
+                raise
+        return await self.backend.ask(command, CALL_TIMEOUT)
 
     async def drive(self, flow: Generator[Step, Answer, R], *, tidying: bool = False) -> R:
         """Do what a flow says it needs. After a cancellation it only tidies up, and is not cancelled again."""

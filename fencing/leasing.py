@@ -13,10 +13,11 @@ import socket
 import string
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from fencing.backends.base import Acquire, AsyncBackend, Backend
 from fencing.clock import Clock, SystemClock
@@ -59,19 +60,17 @@ class WaitOptions(Options, total=False):
     """How many seconds to wait for it, or a `Wait`."""
 
 
-_HERE: ContextVar[object] = ContextVar("fencing_here")
+HELD_HERE: ContextVar[tuple[Seat, ...]] = ContextVar("fencing_held_here", default=())
+"""The seats of leases that were acquired in this context, and are held.
+
+A thread alone does not tell whether somebody asks for what it holds: frameworks run one request's enter, and
+then another's, on the same pool thread, each in a context of its own.
+"""
 
 
-def here() -> object:
-    """Who asks: this thread in this context.
-
-    A thread alone is not enough, as frameworks run one request's enter and another's on the same pool thread.
-    """
-    context = _HERE.get(None)
-    if context is None:
-        context = object()
-        _HERE.set(context)
-    return threading.get_ident(), context
+def alive(around: tuple[Seat, ...], seat: Seat) -> tuple[Seat, ...]:
+    """The seats that are still held, and one more; only the last few, which is enough to catch a mistake."""
+    return (*[each for each in around if each.lease is not None][-15:], seat)
 
 
 class LeasesCore:
@@ -282,33 +281,58 @@ def shared(kind: object, owner: object, make: Callable[[], S]) -> S:
         return found
 
 
+_OPTIONS = ("ttl", "wait", "renewal", "hold_to_ttl", "label")
+
+
 def hold_options(options: WaitOptions) -> tuple[Any, ...]:
     """The options as `LeasesCore._order` takes them."""
-    return tuple(options.get(name) for name in ("ttl", "wait", "renewal", "hold_to_ttl", "label"))
+    unknown = [name for name in options if name not in WaitOptions.__annotations__]
+    if unknown:
+        raise TypeError(
+            f"there is no option {', '.join(unknown)}; there is {', '.join((*_OPTIONS, 'on_lost'))}"
+        )
+    return tuple(options.get(name) for name in _OPTIONS)
 
 
-def resource_from(template: str, function: Callable[..., object]) -> Callable[..., str]:
+class HeldCall(NamedTuple):
+    """One call of a decorated function: the resource it names, and its arguments."""
+
+    resource: str
+    signature: inspect.Signature
+    bound: inspect.BoundArguments
+
+    def arguments(self, lease: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What to call the function with, the lease among it where the function has a parameter for it."""
+        if "lease" not in self.signature.parameters:
+            return self.bound.args, self.bound.kwargs
+        given = self.bound.arguments | {"lease": lease}
+        ordered = {name: given[name] for name in self.signature.parameters if name in given}
+        whole = inspect.BoundArguments(self.signature, OrderedDict(ordered))
+        return whole.args, whole.kwargs
+
+
+def held_call(
+    template: str, function: Callable[..., object]
+) -> Callable[[tuple[Any, ...], dict[str, Any]], HeldCall]:
     """How a call of the function names its resource: `template` formatted with the call's arguments."""
     signature = inspect.signature(function)
-    plain = [name for name in signature.parameters if name != "lease"]
+    plain = signature.replace(
+        parameters=[each for each in signature.parameters.values() if each.name != "lease"]
+    )
     try:
         fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
     except ValueError as error:
         raise ConfigurationError(f"{template!r} is no format string: {error}") from error
     for field in fields:
         name = re.split(r"[.\[]", field, maxsplit=1)[0]
-        if name not in plain:
+        if name not in plain.parameters:
             raise ConfigurationError(
                 f"{template!r} names {name!r}, which is no parameter of {function.__qualname__}{signature}"
             )
 
-    def resource(*args: object, **kwargs: object) -> str:
-        bound = signature.bind_partial(*args, **kwargs)
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HeldCall:
+        bound = plain.bind(*args, **kwargs)
         bound.apply_defaults()
-        return template.format(**bound.arguments)
+        return HeldCall(template.format(**bound.arguments), signature, bound)
 
-    return resource
-
-
-def wants_lease(function: Callable[..., object]) -> bool:
-    return "lease" in inspect.signature(function).parameters
+    return call

@@ -7,7 +7,7 @@ job scheduler; take one, or `dataclasses.replace` what differs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from math import inf
 from typing import Literal
 
 from fencing.errors import ConfigurationError
@@ -18,12 +18,18 @@ MAX_TTL = 7 * 86400.0
 OnFailure = Literal["fence", "continue"]
 
 
-@lru_cache(maxsize=256, typed=True)
 def ttl_ms(ttl: float) -> int:
     """The TTL as it is sent, in whole milliseconds; refuses what is not a sensible duration."""
-    if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not MIN_TTL <= ttl <= MAX_TTL:
+    if type(ttl) not in (int, float) or not MIN_TTL <= ttl <= MAX_TTL:
         raise ConfigurationError(f"a ttl is {MIN_TTL} to {MAX_TTL:.0f} seconds, not {ttl!r}")
     return int(ttl * 1000)
+
+
+def _number(value: object, least: float, what: str, *, above: bool = False) -> None:
+    """Refuse what is no finite number of at least (or above) `least`: settings often come from files."""
+    good = type(value) in (int, float) and isinstance(value, (int, float)) and value < inf
+    if not good or not (value > least if above else value >= least):  # type: ignore[operator]
+        raise ConfigurationError(f"{what}, not {value!r}")
 
 
 def _require(ok: bool, message: str) -> None:
@@ -44,9 +50,10 @@ class Wait:
     jitter: float = 0.5
 
     def __post_init__(self) -> None:
-        _require(self.budget >= 0, f"a wait budget is 0 or more seconds, not {self.budget!r}")
-        _require(self.backoff > 0, f"a backoff is more than 0 seconds, not {self.backoff!r}")
-        _require(0 <= self.jitter <= 1, f"jitter is from 0 to 1, not {self.jitter!r}")
+        _number(self.budget, 0, "a wait budget is 0 or more seconds")
+        _number(self.backoff, 0, "a backoff is more than 0 seconds", above=True)
+        _number(self.jitter, 0, "jitter is from 0 to 1")
+        _require(self.jitter <= 1, f"jitter is from 0 to 1, not {self.jitter!r}")
 
     def pause(self, *, waited: float, left: float, roll: float) -> float | None:
         """How long to sleep before asking again, or None to give up.
@@ -76,17 +83,15 @@ class Renewal:
 
     def __post_init__(self) -> None:
         _require(
-            isinstance(self.failures, int) and 1 <= self.failures <= 100,
+            type(self.failures) is int and 1 <= self.failures <= 100,
             f"failures is a whole number from 1 to 100, not {self.failures!r}",
         )
         _require(
             self.on_failure in ("fence", "continue"),
             f"on_failure is 'fence' or 'continue', not {self.on_failure!r}",
         )
-        _require(
-            self.max_hold is None or self.max_hold > 0,
-            f"max_hold is more than 0 seconds, not {self.max_hold!r}",
-        )
+        if self.max_hold is not None:
+            _number(self.max_hold, 0, "max_hold is more than 0 seconds", above=True)
 
     def due(self, ttl: float, failed: int) -> float:
         """Seconds after the last success at which the next try is due, when `failed` tries failed since."""
@@ -117,7 +122,10 @@ class Policy:
 
     def __post_init__(self) -> None:
         ttl_ms(self.ttl)
-        _require(self.poll is None or self.poll > 0, f"poll is more than 0 seconds, not {self.poll!r}")
+        _require(isinstance(self.wait, Wait), f"wait is a fencing.Wait, not {self.wait!r}")
+        _require(isinstance(self.renewal, Renewal), f"renewal is a fencing.Renewal, not {self.renewal!r}")
+        if self.poll is not None:
+            _number(self.poll, 0, "poll is more than 0 seconds", above=True)
 
     @property
     def takeover_window(self) -> float:

@@ -4,11 +4,19 @@ Every change of state is in one table.
 
 ::
 
-    HELD ──renewed──▶ HELD                  HELD ──expired, superseded, abandoned──▶ LOST
-    HELD ──carried on──▶ CONTINUED          CONTINUED ──superseded──▶ LOST
-    HELD ──left──▶ LEFT                     CONTINUED ──renewed──▶ HELD
-    HELD ──releasing──▶ RELEASING           CONTINUED ──left──▶ LEFT
-    RELEASING ──released──▶ RELEASED        RELEASING ──kept──▶ HELD (the release failed)
+    HELD ──renewed──▶ HELD
+    HELD ──carried on──▶ CONTINUED
+    HELD ──left──▶ LEFT
+    HELD ──releasing──▶ RELEASING
+    HELD ──expired, superseded, abandoned, unknown──▶ LOST
+
+    CONTINUED ──renewed──▶ HELD
+    CONTINUED ──left──▶ LEFT
+    CONTINUED ──superseded, unknown──▶ LOST
+
+    RELEASING ──released──▶ RELEASED
+    RELEASING ──kept──▶ HELD                (the release did not arrive)
+    RELEASING ──expired, superseded, unknown──▶ LOST
 
 LOST is sticky, and RELEASED and LEFT are ends: whatever comes later comes too late and changes nothing. So a
 renewal that was under way when the lease was released cannot make it look lost, and the other way round.
@@ -141,13 +149,12 @@ class Tenure:
         self.overdue = False
         return self.failures >= renewal.failures
 
-    def lose(self, name: str, reason: LossReason) -> bool:
+    def lose(self, name: str, reason: LossReason, text: str | None = None) -> bool:
         """Lose it for `reason`; False when it was over already."""
         if not self.signal(LOSS[reason]):
             return False
-        self._sticky = LeaseLost(
-            f"the lease on {name!r} is lost: {_WHY[reason]}", resource=name, reason=reason
-        )
+        text = text or f"the lease on {name!r} is lost: {_WHY[reason]}"
+        self._sticky = LeaseLost(text, resource=name, reason=reason)
         return True
 
     def next_at(self, renewal: Renewal | None) -> tuple[float, bool]:

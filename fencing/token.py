@@ -47,10 +47,10 @@ class Grant:
 
     def __post_init__(self) -> None:
         check_namespace(self.namespace)
+        if not isinstance(self.resources, tuple) or not self.resources:
+            raise ConfigurationError(f"a grant is about a tuple of resources, not {self.resources!r}")
         for resource in self.resources:
             check_resource(resource)
-        if not self.resources:
-            raise ConfigurationError("a grant is about at least one resource")
         check_holder(self.holder)
         check_token(self.token)
 

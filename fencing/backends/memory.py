@@ -147,7 +147,8 @@ class MemoryBackend:
         orphans = []
         for key in keys:
             note = self._notes.pop(key, None)
-            if note is not None and now - note.ends < NOTE_KEEP_MS / 1000:
+            mine = note is not None and note.holder == command.holder
+            if note is not None and not mine and now - note.ends < NOTE_KEEP_MS / 1000:
                 previous = HeldBy(key[1], note.holder, note.token, note.label, note.acquired_at, 0.0)
                 orphans.append(Orphan(previous, max(now - note.ends, 0.0)))
             entry = _Entry(command.holder, token, command.label, self.clock.wall(), ends)

@@ -22,7 +22,7 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
+from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
 from redis.retry import Retry
 
 from fencing.backends.base import Command, Reply, Target
@@ -33,13 +33,14 @@ FRESH = 1.0
 """Seconds for which a kept connection is used again without a look whether the server has closed it."""
 
 # Errors that no retry will get over, by a word of the server's message.
-_FINAL = ("NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE")
+_FINAL = ("NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE", "can't run", "can't access", "not an integer")
 
 # Settings that tie a connection to its pool, its cache or its maintenance: not for a connection of our own.
 _POOLED = ("maint", "orig_", "oss_", "cache", "himport")
 
 _PUSHED = (hiredis.PushNotification,) if hasattr(hiredis, "PushNotification") else ()  # since hiredis 3.2
 _MORE = object()
+_TIMEOUTS = (TimeoutError, BlockingIOError, redis.exceptions.TimeoutError)
 
 Answer = Reply | FencingError
 Exchange = tuple[bytes, int]
@@ -54,15 +55,12 @@ def _settings(pool: Any, **own: Any) -> dict[str, Any]:
     return kept | own
 
 
-def _translate(error: BaseException, *, sent: bool) -> FencingError:
+def _translate(error: BaseException, *, sent: bool, about: str = "") -> FencingError:
     """The error a caller can act on."""
-    text = (
-        "it took too long"
-        if isinstance(error, (TimeoutError, BlockingIOError))
-        else str(error) or repr(error)
-    )
-    if isinstance(error, (AuthenticationError, AuthorizationError)) or any(word in text for word in _FINAL):
-        return ConfigurationError(f"Redis refuses this request, now and later: {text}")
+    text = "it took too long" if isinstance(error, _TIMEOUTS) else str(error) or repr(error)
+    final = isinstance(error, (AuthenticationError, AuthorizationError, NoPermissionError))
+    if final or any(word in text for word in _FINAL):
+        return ConfigurationError(f"Redis refuses this request{about}, now and later: {text}")
     return BackendUnavailable(f"Redis did not do it: {text}", sent=sent)
 
 
@@ -129,7 +127,7 @@ class _Redis:
         if isinstance(reply, FencingError):
             return reply
         if isinstance(reply, Exception):
-            return _translate(reply, sent=True)
+            return _translate(reply, sent=True, about=f" about {command.target.name!r}")
         try:
             return decode(command, reply)
         except FencingError as error:
@@ -141,6 +139,14 @@ def _only(answers: Sequence[Answer]) -> Reply:
     if isinstance(answer, FencingError):
         raise answer
     return answer
+
+
+def _readable(sock: socket.socket) -> bool:
+    if hasattr(select, "poll"):  # select() knows only the first 1024 files of a process
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        return bool(poll.poll(0))
+    return bool(select.select([sock], [], [], 0)[0])
 
 
 class _Line:
@@ -195,7 +201,7 @@ class _Line:
 
     def usable(self) -> bool:
         """Whether it may be used again: a server that went away meanwhile has made it readable."""
-        return monotonic() - self.used < FRESH or not select.select([self._socket], [], [], 0)[0]
+        return monotonic() - self.used < FRESH or not _readable(self._socket)
 
     def close(self) -> None:
         self._connection.disconnect()
@@ -218,7 +224,7 @@ class RedisBackend(_Redis):
         return _only(self._converse(self._dialogue((command,), replies), timeout))
 
     def ask_many(self, commands: Sequence[Command], timeout: float) -> Sequence[Answer]:
-        return self._converse(self._dialogue(commands), timeout)
+        return self._converse(self._dialogue(commands), timeout) if commands else ()
 
     def _converse(self, dialogue: Dialogue, timeout: float) -> list[Answer]:
         try:
@@ -366,7 +372,7 @@ class AsyncRedisBackend(_Redis):
         return _only(await self._converse(self._dialogue((command,), replies), timeout))
 
     async def ask_many(self, commands: Sequence[Command], timeout: float) -> Sequence[Answer]:
-        return await self._converse(self._dialogue(commands), timeout)
+        return await self._converse(self._dialogue(commands), timeout) if commands else ()
 
     async def _converse(self, dialogue: Dialogue, timeout: float) -> list[Answer]:
         try:

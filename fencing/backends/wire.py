@@ -50,18 +50,26 @@ def _bulk(value: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(value), value)
 
 
-def _load(name: str) -> Script:
-    def text(file: str) -> bytes:
-        return package_resources.files("fencing.backends").joinpath("lua", f"{file}.lua").read_bytes()
+def script_text(name: str) -> str:
+    """A Lua file with what it includes in front: what the server is sent."""
+
+    def text(file: str) -> str:
+        return package_resources.files("fencing.backends").joinpath("lua", f"{file}.lua").read_text()
 
     body = text(name)
-    parts = ["_layout", *re.findall(r"^-- include: (\w+)$", body.decode(), re.MULTILINE)]
-    whole = b"".join([*map(text, parts), body])
+    included = re.findall(r"^-- include: (\w+)$", body, re.MULTILINE)
+    return "".join([text("_layout"), *map(text, included), body])
+
+
+def script(text: str) -> Script:
+    whole = text.encode()
     sha = hashlib.sha1(whole, usedforsecurity=False).hexdigest().encode()
     return Script(_bulk(b"EVALSHA") + _bulk(sha), _bulk(b"EVAL") + _bulk(whole))
 
 
-SCRIPTS = {name: _load(name) for name in ("acquire", "remint", "renew", "release", "peek", "join")}
+SCRIPTS = {
+    name: script(script_text(name)) for name in ("acquire", "remint", "renew", "release", "peek", "join")
+}
 
 
 def shard_of(resource: str, shards: int) -> int:
@@ -174,7 +182,7 @@ def decode(command: Command, raw: object) -> Reply:
         if status == b"poisoned":
             return Poisoned(getattr(command, "floor", 0))
         raise ValueError(f"status {status!r}")
-    except (ValueError, IndexError, TypeError) as error:
+    except (ValueError, IndexError, TypeError, OverflowError) as error:
         if isinstance(error, ConfigurationError):
             raise
         raise BackendUnavailable(f"the backend answered {raw!r}, which means nothing: {error}") from error
@@ -190,7 +198,8 @@ def _token(value: object) -> int:
 def _held_by(resource: str, value: object, left_ms: object) -> HeldBy:
     if not isinstance(value, bytes) or not isinstance(left_ms, int):
         raise ValueError("a lease is a string with a TTL")
-    if value[:2] != b"1 " or len(value) < 71 or not value[2:34].isalnum():
+    columns = value[:2] == b"1 " and len(value) >= 71 and value[2:34].isalnum()
+    if not columns or not value[35:51].isdigit() or not value[52:68].isdigit():
         raise ConfigurationError(
             f"the key of {resource!r} holds {value[:80]!r}, which is no lease of this package: "
             "another program writes under its keys, or another version of it"

@@ -69,6 +69,12 @@ def test_a_token_exceeds_a_floor_above_the_clock_by_exactly_one(subject: Subject
     assert subject.take("invoice:42", floor=floor).token == floor + 1
 
 
+def test_a_token_exceeds_a_floor_that_the_clock_has_just_reached(subject: Subject) -> None:
+    floor = subject.wall_us()
+
+    assert subject.take("invoice:42", floor=floor).token > floor
+
+
 def test_a_floor_below_the_clock_makes_no_difference(subject: Subject) -> None:
     before = subject.wall_us()
 

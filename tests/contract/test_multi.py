@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from contract.subjects import LONG, SHORT, Subject, race
 
 from fencing.backends.base import Acquire, Busy, Done, Granted, NotHeld, Peek, Release, Renew, Seen
@@ -140,7 +139,6 @@ def test_an_acquire_sent_again_after_one_was_lost_takes_all_with_a_new_token(sub
         assert (held_by.holder, held_by.token) == (taken.holder, again.token)
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="a live lease of the same holder is reported as an orphan")
 def test_an_acquire_sent_again_after_one_was_lost_reports_no_orphan_of_its_own(subject: Subject) -> None:
     taken = subject.take(*SET)
     subject.release("invoice:2", holder=taken.holder)

@@ -34,7 +34,10 @@ CONVICTED_BY: dict[type[mutants.Mutant], tuple[Check, ...]] = {
         test_monotonic.test_tokens_grow_after_all_data_were_lost,
     ),
     mutants.LiftsOnce: (test_monotonic.test_a_token_is_lifted_to_the_clock_again_after_time_has_passed,),
-    mutants.IgnoresTheFloor: (test_monotonic.test_a_token_exceeds_a_floor_above_the_clock_by_exactly_one,),
+    mutants.IgnoresTheFloor: (
+        test_monotonic.test_a_token_exceeds_a_floor_above_the_clock_by_exactly_one,
+        test_monotonic.test_a_token_exceeds_a_floor_that_the_clock_has_just_reached,
+    ),
     mutants.JumpsAboveTheFloor: (
         test_monotonic.test_a_token_exceeds_a_floor_above_the_clock_by_exactly_one,
         test_monotonic.test_a_floor_below_the_clock_makes_no_difference,
@@ -104,7 +107,10 @@ CONVICTED_BY: dict[type[mutants.Mutant], tuple[Check, ...]] = {
         test_expiry.test_an_orphan_carries_the_token_it_was_reminted_to,
         test_replay.test_an_acquire_sent_again_moves_the_orphan_that_it_would_leave,
     ),
-    mutants.InventsOrphans: (test_expiry.test_there_is_no_orphan_where_nobody_was,),
+    mutants.InventsOrphans: (
+        test_expiry.test_there_is_no_orphan_where_nobody_was,
+        test_multi.test_an_acquire_sent_again_after_one_was_lost_reports_no_orphan_of_its_own,
+    ),
     mutants.MisreportsOrphans: (
         test_expiry.test_a_takeover_after_expiry_reports_whose_lease_it_was,
         test_expiry.test_a_takeover_after_expiry_reports_since_when_it_was_held,

@@ -83,6 +83,5 @@ def test_release_that_nobody_answers_raises_and_the_lease_runs_out(
     line.deaf()
     with pytest.raises(BackendUnavailable):
         side.release(lease)
-    assert lease.held, "nobody knows: until its deadline it may be there"
+    assert lease.lost.reason == "unknown", "it may have been released"
     assert make_side(redis_url).acquire("job:1", wait=5)
-    assert lease.lost is not None

@@ -75,7 +75,15 @@ def test_the_minimal_rules_are_enough_when_the_server_forgot_the_scripts(
     live_a_whole_life(subject)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+def test_without_hincrby_only_the_hold_times_are_missing(
+    sync_subject: MakeSubject, server: RedisServer, admin: redis.Redis
+) -> None:
+    allow(admin, MINIMAL_ACL.replace("+hincrby", ""))
+    live_a_whole_life(sync_subject(server.url, username="worker", password="pw"))
+    assert "hincrby" in log_of(admin)
+
+
+@pytest.mark.parametrize("command", [word for word in COMMANDS if word != "+hincrby"])
 def test_without_any_of_the_commands_they_are_not_enough(
     sync_subject: MakeSubject, server: RedisServer, admin: redis.Redis, command: str
 ) -> None:

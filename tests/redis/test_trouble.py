@@ -71,9 +71,6 @@ def test_a_lease_key_of_another_type_keeps_a_set_from_being_taken(
     assert subject.is_free("invoice:41")
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="Redis does not name the key in WRONGTYPE, and nothing adds the resource"
-)
 def test_a_key_of_another_type_is_named(subject: Subject, admin: redis.Redis) -> None:
     admin.rpush(key(subject, "lease:invoice:42"), "somebody else's")
 
@@ -132,9 +129,6 @@ def test_a_note_of_another_type_is_a_matter_of_configuration(subject: Subject, a
     assert admin.lrange(key(subject, "note:invoice:42"), 0, -1) == [b"somebody else's"]
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="acquire.lua sets the first lease before it reads the second note"
-)
 def test_a_note_of_another_type_keeps_a_set_from_being_taken(subject: Subject, admin: redis.Redis) -> None:
     admin.rpush(key(subject, "note:invoice:42"), "somebody else's")
 
@@ -143,10 +137,6 @@ def test_a_note_of_another_type_keeps_a_set_from_being_taken(subject: Subject, a
     assert subject.is_free("invoice:41")
 
 
-@pytest.mark.xfail(
-    raises=ConfigurationError,
-    reason="release.lua counts the hold time after the DEL: freed, and yet an error",
-)
 def test_hold_times_of_another_type_do_not_hinder_a_release(subject: Subject, admin: redis.Redis) -> None:
     taken = subject.take("invoice:42")
     admin.set(key(subject, "holds"), "somebody else's")
@@ -243,10 +233,6 @@ def test_a_user_that_may_not_touch_our_keys_is_a_matter_of_configuration(
         make_subject(server.url, username="worker", password="pw").acquire("invoice:42")
 
 
-@pytest.mark.xfail(
-    raises=BackendUnavailable,
-    reason="what a script may not do is refused in other words, that are not looked for",
-)
 def test_a_user_that_may_not_run_a_command_of_a_script_is_a_matter_of_configuration(
     make_subject: MakeSubject, server: RedisServer, admin: redis.Redis
 ) -> None:
@@ -256,10 +242,6 @@ def test_a_user_that_may_not_run_a_command_of_a_script_is_a_matter_of_configurat
         make_subject(server.url, username="worker", password="pw").acquire("invoice:42")
 
 
-@pytest.mark.xfail(
-    raises=BackendUnavailable,
-    reason="redis-py takes the word NOPERM out of what was refused while connecting",
-)
 def test_a_user_that_may_not_greet_the_server_is_a_matter_of_configuration(
     make_subject: MakeSubject, server: RedisServer, admin: redis.Redis
 ) -> None:
@@ -430,7 +412,6 @@ def test_any_reply_means_something_or_is_refused_as_an_error_of_ours(command: Co
     assert isinstance(meaning, Reply)
 
 
-@pytest.mark.xfail(raises=OverflowError, reason="a PTTL of more than 308 digits is not caught")
 def test_a_time_that_no_float_can_hold_is_refused_as_an_error_of_ours() -> None:
     with pytest.raises(FencingError):
         decode(Peek(TARGET), [b"seen", LEASE, 10**400])

@@ -24,23 +24,27 @@ if mine == last - 2 then
   end
   return {'granted', token}
 end
+local reply = {'granted', ''}
+for i = 3, last, 2 do
+  local note = call('GET', KEYS[i + 1])
+  if note and sub(note, 3, 34) ~= holder then
+    local n = #reply
+    reply[n + 1], reply[n + 2], reply[n + 3] = (i - 3) / 2, note, call('PTTL', KEYS[i + 1])
+  end
+end
 local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
 token = mint(KEYS[1], tonumber(ARGV[4]), now)
 if not token then return {'poisoned'} end
 token = string.format('%016.0f', token)
+reply[2] = token
+-- Nothing was written before the mint, and nothing below can fail: all or nothing also when a key is not ours.
 local value = '1 ' .. holder .. ' ' .. token .. ' ' .. string.format('%016.0f', now) .. ' h ' .. ARGV[5]
-local reply = {'granted', token}
 for i = 3, last, 2 do
-  local note = call('GET', KEYS[i + 1])
-  if note then
-    local n = #reply
-    reply[n + 1], reply[n + 2], reply[n + 3] = (i - 3) / 2, note, call('PTTL', KEYS[i + 1])
-  end
   call('SET', KEYS[i], value, 'PX', ttl)
   if note_ttl ~= '0' then
     call('SET', KEYS[i + 1], value, 'PX', note_ttl)
-  elseif note then
+  else
     call('DEL', KEYS[i + 1])
   end
 end
