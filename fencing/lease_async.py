@@ -333,7 +333,7 @@ class AsyncLeases(LeasesCore):
         for lease in self._renewer.leases():
             if isinstance(lease, AsyncLease) and lease._leases is self:
                 await lease.__aexit__(None, None, None)
-        if not self._renewer.leases():
+        if all(isinstance(lease, AsyncLease) and lease._leases is self for lease in self._renewer.leases()):
             await self._renewer.stop()
         await self.backend.rest()
 

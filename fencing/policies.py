@@ -61,7 +61,7 @@ class Wait:
         `left` is what remains of the present lease, `roll` a random number from 0 to 1.
         """
         remaining = self.budget - waited
-        if remaining <= 0:
+        if remaining < 1e-6:  # less than a clock can be waited for: the sum of many pauses is not exact
             return None
         spread = self.backoff * (1 + self.jitter * (2 * roll - 1))
         return min(spread, left + 0.001, remaining)

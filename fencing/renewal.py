@@ -56,7 +56,8 @@ class Wheel(Generic[R]):
         self._heap: list[float] = []
 
     def put(self, lease: R, at: float, grain: float) -> float:
-        """File the lease; when it will be due."""
+        """File the lease, in one place; when it will be due."""
+        self.drop(lease)
         slot = at - at % grain
         there = self._slots.get(slot)
         if there is None:

@@ -27,7 +27,7 @@ from fencing.backends.base import (
 )
 from fencing.errors import BackendUnavailable, ConfigurationError, LeaseUnavailable, TokenRegression
 from fencing.events import BackendFailed, Event, GivenBack, TokenRegressed
-from fencing.flows import ATTEMPTS, HEALS, Ask, Claim, Held, Sleep, Step, Tell, acquire, release
+from fencing.flows import ATTEMPTS, HEALS, Ask, Claim, Freed, Held, Sleep, Step, Tell, acquire, release
 from fencing.policies import Wait
 from fencing.token import Grant, HeldBy
 
@@ -224,6 +224,22 @@ def test_an_answer_in_between_resets_the_count_of_failures() -> None:
     assert played.result.asked == 6
 
 
+def test_the_budget_counts_from_the_start_and_the_lease_from_the_request() -> None:
+    """The wait in front of the backend, among the threads of the process, is part of the budget."""
+    time = Time()
+    wait = Wait(budget=10.0, backoff=1.0, jitter=0.0)
+    flow = acquire(
+        ORDER, wait, now=time, roll=lambda: 0.5, started=991.5, claims=False, first=BUSY, since=time.now
+    )
+    played = play(flow, [BUSY] * 2, time)
+    assert isinstance(played.error, LeaseUnavailable)
+    assert played.slept == [1.0, 0.5]
+    granted = acquire(
+        ORDER, wait, now=time, roll=lambda: 0.5, started=991.5, claims=False, first=Granted(7), since=999.0
+    )
+    assert play(granted, [], time).result.since == 999.0
+
+
 def test_a_failure_after_the_budget_is_the_end_at_once() -> None:
     played = play_acquire([after(2.5, unsent())], wait=Wait(budget=1.0))
     assert isinstance(played.error, BackendUnavailable)
@@ -334,6 +350,16 @@ def test_who_lost_it_while_healing_and_may_not_wait_has_nothing_to_give_back() -
     assert isinstance(played.error, LeaseUnavailable)
     assert played.error.held_by == THEM
     assert not played.gave_back
+
+
+def test_who_lost_one_of_several_resources_while_healing_frees_the_others_before_it_waits() -> None:
+    time, several = Time(), Target("billing", ("a", "b"))
+    order, free = ORDER._replace(target=several), Release(several, ME)
+    flow = acquire(order, PATIENT, now=time, roll=lambda: 0.5, started=time.now, claims=True)
+    answers = [Granted(7), Behind(9, OTHER), NotHeld("b", THEM), NotHeld("b", THEM), Granted(12), None]
+    played = play(flow, answers, time)
+    assert played.asked == [order, Remint(several, ME, 9), free, order]
+    assert played.result.token == 12
 
 
 def test_more_than_three_heals_are_a_regression_and_given_back() -> None:
@@ -477,37 +503,31 @@ def test_a_stop_before_there_was_a_flow_gives_back_too(kind: type[BaseException]
 
 def test_released() -> None:
     played = play_release([Done()])
-    assert played.result == Done()
+    assert played.result == Freed(Done())
     assert played.log == [(Ask(FREE, CALL_TIMEOUT), Done())]
 
 
 def test_a_mismatch_is_not_held() -> None:
-    assert play_release([NotHeld("invoice:42", THEM)]).result == NotHeld("invoice:42", THEM)
+    assert play_release([NotHeld("invoice:42", THEM)]).result == Freed(NotHeld("invoice:42", THEM))
 
 
-def test_gone_after_a_lost_answer_is_unknown() -> None:
-    played = play_release([lost(), NotHeld("invoice:42", None)])
-    assert played.result is None
-    assert played.error is None
-
-
-def test_somebody_elses_after_a_lost_answer_is_unknown_too() -> None:
-    assert play_release([lost(), NotHeld("invoice:42", THEM)]).result is None
+@pytest.mark.parametrize("held_by", [None, THEM])
+def test_gone_after_a_lost_answer_is_unknown(held_by: HeldBy | None) -> None:
+    assert play_release([lost(), NotHeld("invoice:42", held_by)]).result == Freed(None)
 
 
 def test_one_lost_answer_among_failures_makes_a_mismatch_unknown() -> None:
-    assert play_release([lost(), unsent(), NotHeld("invoice:42", None)]).result is None
+    assert play_release([lost(), unsent(), NotHeld("invoice:42", None)]).result == Freed(None)
 
 
 def test_a_mismatch_after_requests_that_were_never_sent_is_not_held() -> None:
-    assert play_release([unsent(), unsent(), NotHeld("invoice:42", THEM)]).result == NotHeld(
-        "invoice:42", THEM
-    )
+    played = play_release([unsent(), unsent(), NotHeld("invoice:42", THEM)])
+    assert played.result == Freed(NotHeld("invoice:42", THEM))
 
 
 def test_done_after_a_lost_answer_is_done() -> None:
     played = play_release([lost(), Done()])
-    assert played.result == Done()
+    assert played.result == Freed(Done())
     assert [(type(event), event.verb) for event in played.told] == [(BackendFailed, "release")]
 
 
@@ -517,6 +537,21 @@ def test_a_release_that_fails_three_times_raises(failure: Callable[[], BackendUn
     played = play_release(failures)
     assert played.error is failures[-1]
     assert played.asked == [FREE] * 3
+
+
+@pytest.mark.parametrize("order", [[lost, unsent, unsent], [unsent, lost, unsent], [unsent, unsent, lost]])
+def test_a_release_of_which_any_request_may_have_arrived_says_so(
+    order: list[Callable[[], BackendUnavailable]],
+) -> None:
+    error = play_release([failure() for failure in order]).error
+    assert isinstance(error, BackendUnavailable)
+    assert error.sent
+
+
+def test_a_release_of_which_no_request_was_sent_says_so() -> None:
+    error = play_release([unsent(), unsent(), unsent()]).error
+    assert isinstance(error, BackendUnavailable)
+    assert not error.sent
 
 
 def test_a_release_is_bounded_all_tries_together() -> None:
@@ -533,22 +568,48 @@ def test_a_release_whose_time_is_over_does_not_try_again() -> None:
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])
-@pytest.mark.parametrize("again", [Done(), NotHeld("invoice:42", None), lost(), unsent()], ids=repr)
-def test_a_release_that_is_stopped_asks_once_more_and_raises_the_stop(
-    kind: type[BaseException], again: object
+@pytest.mark.parametrize(
+    ("again", "reply"), [(Done(), Done()), (NotHeld("invoice:42", None), None)], ids=["done", "gone"]
+)
+def test_a_release_that_is_stopped_asks_once_more_and_says_what_came_of_it(
+    kind: type[BaseException], again: object, reply: Done | None
 ) -> None:
     stop = kind()
-    for played in (play_release([stop, again]), play_release([again], first=stop)):
-        assert played.error is stop
-        assert played.asked[-1] == FREE
-    assert played.asked == [FREE]
+    whole, resumed = play_release([stop, again]), play_release([again], first=stop)
+    assert whole.result == resumed.result == Freed(reply, stop)
+    assert (whole.asked, resumed.asked) == ([FREE, FREE], [FREE])
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize("failure", [lost, unsent])
+def test_a_release_that_is_stopped_and_then_fails_raises_the_stop(
+    kind: type[BaseException], failure: Callable[[], BackendUnavailable]
+) -> None:
+    stop = kind()
+    played = play_release([stop, failure()])
+    assert played.error is stop
+    assert played.asked == [FREE, FREE]
 
 
 def test_a_release_stopped_at_its_second_try_asks_once_more() -> None:
     stop = asyncio.CancelledError()
     played = play_release([lost(), stop, Done()])
-    assert played.error is stop
+    assert played.result == Freed(Done(), stop)
     assert played.asked == [FREE] * 3
+
+
+def test_a_release_that_is_stopped_twice_raises_the_second_stop() -> None:
+    first, second = asyncio.CancelledError(), KeyboardInterrupt()
+    played = play_release([first, second])
+    assert played.error is second
+    assert played.asked == [FREE, FREE]
+
+
+def test_a_release_that_the_backend_will_never_answer_is_raised_at_once() -> None:
+    error = ConfigurationError("another number of shards")
+    played = play_release([error])
+    assert played.error is error
+    assert played.asked == [FREE]
 
 
 @pytest.mark.parametrize("nonsense", [Granted(7), BUSY, Seen(None)])
@@ -638,11 +699,30 @@ MUTANTS: list[tuple[Callable[..., Any], str, str, Callable[[], object]]] = [
     ),
     (
         release,
-        "unsure = unsure or error.sent",
-        "unsure = error.sent",
+        'unsure = unsure or getattr(error, "sent", False)',
+        'unsure = getattr(error, "sent", False)',
         test_one_lost_answer_among_failures_makes_a_mismatch_unknown,
     ),
-    (release, "return None if unsure else reply", "return reply", test_gone_after_a_lost_answer_is_unknown),
+    (
+        release,
+        "return Freed(None if unsure else reply, stopped)",
+        "return Freed(reply, stopped)",
+        lambda: test_gone_after_a_lost_answer_is_unknown(None),
+    ),
+    (
+        release,
+        "error.sent = unsure",
+        "pass",
+        lambda: test_a_release_of_which_any_request_may_have_arrived_says_so([lost, unsent, unsent]),
+    ),
+    (
+        release,
+        "first, stopped, unsure = None, error, True",
+        "first, stopped = None, error",
+        lambda: test_a_release_that_is_stopped_asks_once_more_and_says_what_came_of_it(
+            KeyboardInterrupt, NotHeld("invoice:42", None), None
+        ),
+    ),
     (release, "max(bound - (now() - started), 0.001)", "bound", test_a_release_is_bounded_all_tries_together),
 ]
 

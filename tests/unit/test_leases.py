@@ -359,6 +359,34 @@ async def test_a_wait_may_be_given_in_full(twin: AnyTwin) -> None:
     assert len(twin.backend.asked) - asked == 5
 
 
+@pytest.mark.xfail(
+    strict=True,
+    raises=RecursionError,
+    reason="bug: a last pause too short to move a clock is slept for ever (on a FakeClock past 1024 s)",
+)
+@story
+async def test_a_wait_ends_wherever_the_clock_stands(twin: AnyTwin) -> None:
+    class Counting(FakeClock):
+        slept = 0
+
+        def sleep(self, seconds: float) -> None:
+            self.slept += 1
+            if self.slept > 1000:
+                raise RecursionError("it sleeps for ever")
+            super().sleep(seconds)
+
+        async def sleep_async(self, seconds: float) -> None:
+            self.sleep(seconds)
+
+    for milliseconds in range(22_000, 22_050):
+        twin.clock = Counting()
+        twin.clock.pause(milliseconds / 1000)
+        twin.live_on(MemoryBackend(twin.clock))
+        twin.dead_holder("a", ttl=300.0)
+        with pytest.raises(LeaseUnavailable):
+            await twin.do(twin.leases().acquire("a", wait=Wait(budget=2.0, backoff=0.3, jitter=0.0)))
+
+
 @story
 async def test_a_waiter_gets_the_lease_when_the_ttl_of_a_dead_holder_runs_out(twin: AnyTwin) -> None:
     dead = twin.dead_holder("a")
@@ -437,9 +465,6 @@ async def test_a_claim_that_fails_gives_the_lease_back(twin: AnyTwin) -> None:
     assert leases.gate._inside == {}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: an acquire whose claim outlasted its lease finds itself as an orphan"
-)
 @story
 async def test_who_takes_its_own_expired_lease_again_is_no_orphan(twin: AnyTwin) -> None:
     def slow(grant: Grant, claim: Any = twin.ledger.claim) -> Behind | None:
@@ -597,9 +622,6 @@ async def test_a_release_whose_answer_was_lost_and_that_is_gone_is_unknown(twin:
     assert twin.holder_of("a") is None
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: the error that release raises is not the sticky one of the lease"
-)
 @story
 async def test_the_error_of_an_unknown_release_is_the_sticky_one(twin: AnyTwin) -> None:
     lease = await twin.do(twin.leases().acquire("a"))
@@ -630,10 +652,6 @@ async def test_an_explicit_release_raises_when_nobody_answers_and_may_be_tried_a
     assert twin.holder_of("a") is None
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="bug: after a release whose answers were all lost the lease says it is held, while another holds it",
-)
 @story
 async def test_a_lease_that_may_have_been_released_is_not_held(twin: AnyTwin) -> None:
     lease = await twin.do(twin.leases().acquire("a"))
@@ -685,9 +703,6 @@ async def test_extending_by_nonsense_is_refused_and_changes_nothing(twin: AnyTwi
     assert (lease.ttl, lease.held) == (TTL, True)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: extend() counts fractions of a millisecond that were not sent to the backend"
-)
 @story
 async def test_an_extended_lease_does_not_outlast_what_the_backend_was_told(twin: AnyTwin) -> None:
     lease = await twin.do(twin.leases().acquire("a"))
@@ -716,10 +731,37 @@ async def test_renewing_what_somebody_else_holds_is_refused_and_lost(twin: AnyTw
 @story
 async def test_a_renewal_by_hand_that_fails_raises_and_the_lease_is_still_held(twin: AnyTwin) -> None:
     lease = await twin.do(twin.leases().acquire("a"))
-    twin.backend.fail_next(1)
+    twin.backend.fail_next(2)
     with pytest.raises(BackendUnavailable):
         await twin.do(lease.renew())
     assert lease.held
+
+
+@story
+async def test_a_renewal_or_a_look_that_fails_at_once_is_tried_once_more(twin: AnyTwin) -> None:
+    """A connection that was kept may have been closed meanwhile."""
+    leases = twin.leases()
+    lease = await twin.do(leases.acquire("a"))
+    for use in (lease.renew, lambda: lease.extend(20.0), lambda: leases.peek("a")):
+        twin.backend.fail_next(1)
+        await twin.do(use())
+    assert lease.time_left == 20.0
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="bug: a shorter TTL that may have arrived at the backend does not count for the deadline",
+)
+@story
+async def test_an_extension_to_less_whose_answer_was_lost_counts(twin: AnyTwin) -> None:
+    lease = await twin.do(twin.leases().acquire("a", ttl=300.0))
+    twin.backend.lose_replies(2)
+    with pytest.raises(BackendUnavailable):
+        await twin.do(lease.extend(1.0))
+    twin.clock.pause(2.0)
+    assert await twin.do(twin.leases().try_acquire("a"))
+    with pytest.raises(LeaseLost):
+        lease.check()
 
 
 # Peek
@@ -740,7 +782,7 @@ async def test_peek_says_who_holds_a_resource(twin: AnyTwin) -> None:
 
 @story
 async def test_peek_raises_when_the_backend_fails(twin: AnyTwin) -> None:
-    twin.backend.fail_next(1)
+    twin.backend.fail_next(2)
     with pytest.raises(BackendUnavailable):
         await twin.do(twin.leases().peek("a"))
 
@@ -791,9 +833,6 @@ async def test_several_resources_are_lost_together(twin: AnyTwin) -> None:
     assert called == [lease.lost]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=pytest.fail.Exception, reason="bug: acquire_all ignores options it does not know"
-)
 @story
 async def test_an_unknown_option_is_refused(twin: AnyTwin) -> None:
     with pytest.raises(TypeError):
@@ -802,10 +841,6 @@ async def test_an_unknown_option_is_refused(twin: AnyTwin) -> None:
         await twin.do(twin.leases().acquire_all(["a"], tll=5.0))  # type: ignore[call-arg]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="bug: who loses one of several resources while healing does not give back the others",
-)
 @story
 async def test_who_loses_one_of_several_resources_while_claiming_gives_back_the_others(twin: AnyTwin) -> None:
     stranger = MemoryLedger()
@@ -915,9 +950,6 @@ async def test_a_function_of_the_other_kind_is_refused(twin: AnyTwin) -> None:
         twin.leases().holding("a")(other.function(lambda: None))
 
 
-@pytest.mark.xfail(
-    strict=True, raises=KeyError, reason="bug: a call without its arguments is a KeyError, not a TypeError"
-)
 @story
 async def test_a_call_without_its_arguments_is_a_type_error(twin: AnyTwin) -> None:
     def work(number: int) -> None: ...
@@ -927,11 +959,6 @@ async def test_a_call_without_its_arguments_is_a_type_error(twin: AnyTwin) -> No
         await twin.do(held())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=(KeyError, TypeError),
-    reason="bug: a lease parameter that is not the last one is filled",
-)
 @story
 async def test_the_lease_may_be_the_first_parameter(twin: AnyTwin) -> None:
     def work(lease: Any, number: int) -> int:
@@ -1265,11 +1292,6 @@ async def test_a_lost_lease_can_be_acquired_again_in_the_same_thread_or_task(twi
     assert (await twin.do(leases.acquire("a"))).token > lease.token
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=ConfigurationError,
-    reason="bug: a lease that ran out unnoticed (a paused process) still counts as held at the gate",
-)
 @story
 async def test_a_lease_that_ran_out_unnoticed_can_be_acquired_again(twin: AnyTwin) -> None:
     """A loop that takes its lease each tick wakes up from a pause before the renewer does."""
@@ -1292,7 +1314,6 @@ def test_entering_a_lost_lease_raises_under_asyncio() -> None:
     asyncio.run(whole())
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a thread is let into the block of a lost lease, a task is not")
 def test_entering_a_lost_lease_raises_in_a_thread() -> None:
     twin = Threads()
     lease = twin.leases().acquire("a")
@@ -1302,7 +1323,6 @@ def test_entering_a_lost_lease_raises_in_a_thread() -> None:
         pass
 
 
-@pytest.mark.xfail(strict=True, reason="bug: entering a lease does not look at the clock")
 @story
 async def test_entering_a_lease_that_ran_out_unnoticed_raises(twin: AnyTwin) -> None:
     lease = await twin.do(twin.leases().acquire("a"))
@@ -1570,11 +1590,6 @@ def test_a_coroutine_function_may_be_told_of_the_loss() -> None:
     asyncio.run(whole())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=RuntimeError,
-    reason="bug: the first to notice a loss after the event loop was closed gets a RuntimeError",
-)
 def test_a_loss_noticed_after_the_event_loop_was_closed_is_a_loss() -> None:
     twin = Tasks()
 
@@ -1766,10 +1781,6 @@ def test_a_release_cancelled_at_any_await_is_released_all_the_same(way: str, can
     assert asyncio.run(whole()) >= 3
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="bug: a cancelled release that was carried out is told as failed, and the lease says it is held",
-)
 def test_a_cancelled_release_that_was_carried_out_is_told_as_released() -> None:
     async def whole() -> None:
         twin = SlowTasks()

@@ -110,7 +110,7 @@ def test_a_pause_is_never_longer_than_the_lease_lasts_nor_than_the_budget_allows
     budget: float, backoff: float, jitter: float, waited: float, left: float, roll: float
 ) -> None:
     pause = Wait(budget=budget, backoff=backoff, jitter=jitter).pause(waited=waited, left=left, roll=roll)
-    if waited >= budget:
+    if budget - waited < 1e-6:
         assert pause is None
     else:
         assert pause is not None
@@ -251,9 +251,6 @@ WRONG_TYPE: list[Callable[[], object]] = [
 ]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: policies do not check types, so a setting from a file fails oddly"
-)
 @pytest.mark.parametrize("make", WRONG_TYPE, ids=range(len(WRONG_TYPE)))
 def test_a_value_of_the_wrong_type_is_a_configuration_error(make: Callable[[], object]) -> None:
     with pytest.raises(ConfigurationError):

@@ -96,6 +96,19 @@ def test_what_was_dropped_is_not_due() -> None:
     assert wheel.due(10.0) == [kept]
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="bug: a lease renewed by hand while the renewer files it stands in two slots from then on",
+)
+def test_a_thing_filed_twice_is_due_once() -> None:
+    wheel: Wheel[Any] = Wheel()
+    thing = Thing()
+    wheel.put(thing, 10.0, 0.1)
+    wheel.put(thing, 20.0, 0.1)
+    assert wheel.due(15.0) == []
+    assert wheel.due(20.0) == [thing]
+
+
 def test_thousands_of_things_put_and_dropped_leave_nothing_behind() -> None:
     wheel: Wheel[Any] = Wheel()
     most = 0
@@ -413,10 +426,6 @@ async def test_a_lease_extended_to_less_is_renewed_in_time(twin: AnyTwin) -> Non
     assert lease.held
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="bug: extend() to a shorter TTL leaves `early` where it was, so a sleeping renewer is not woken",
-)
 @story
 async def test_a_lease_extended_to_less_wakes_the_renewer(twin: AnyTwin) -> None:
     """With a real clock the renewer sleeps until the first `early` it knows of."""
@@ -726,9 +735,6 @@ async def test_renewal_goes_on_for_max_hold_and_no_longer(twin: AnyTwin) -> None
     assert lost_at == pytest.approx(9.0 + TTL, abs=0.1)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: with on_failure='continue' a lease goes on for ever after max_hold"
-)
 @story
 async def test_max_hold_ends_a_lease_that_would_go_on_through_an_outage(twin: AnyTwin) -> None:
     lease = await twin.do(twin.leases().acquire("a", renewal=Renewal(max_hold=5.0, on_failure="continue")))
@@ -848,7 +854,33 @@ def test_a_timer_of_the_loop_renews_and_rests_when_there_is_nothing_to_do(
             async with leases.acquire("a", ttl=0.6):
                 await renewed.wait()
             await leases.aclose()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="bug: aclose() does not stop the renewer while a turn is under way for a released lease",
+)
+def test_closing_ends_a_turn_that_is_under_way() -> None:
+    async def whole() -> None:
+        asked = asyncio.Event()
+
+        class Deaf(AsyncMemoryBackend):
+            async def ask_many(
+                self, commands: Sequence[Command], timeout: float
+            ) -> Sequence[Reply | FencingError]:
+                asked.set()
+                await asyncio.Event().wait()
+                raise AssertionError("unreachable")
+
+        leases = AsyncLeases(Deaf(), observers=[])
+        async with asyncio.timeout(SOON):
+            await leases.acquire("a", ttl=0.3)
+            await asked.wait()
+            await leases.aclose()
         assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert leases._renewer._timer is None
 
     asyncio.run(whole())
 

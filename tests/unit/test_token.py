@@ -237,9 +237,6 @@ def test_a_grant_checks_what_it_is_made_of(wrong: dict[str, object]) -> None:
         dataclasses.replace(GRANT, **wrong)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: Grant takes a string for three resources, and an unhashable list"
-)
 @pytest.mark.parametrize("resources", ["abc", ["a"]])
 def test_a_grant_takes_a_tuple_of_resources_only(resources: object) -> None:
     with pytest.raises(ConfigurationError):
