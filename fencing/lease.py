@@ -37,6 +37,7 @@ from fencing.leasing import (
     hold_options,
     jitter,
     shared,
+    wrong_client,
 )
 from fencing.policies import Renewal, Wait
 from fencing.renewal import Renewer
@@ -209,6 +210,8 @@ class Leases(LeasesCore):
 
     def peek(self, resource: str) -> HeldBy | None:
         """Who holds the resource, or None when it is free. One round trip; true when it was asked."""
+        if self._closed:
+            self._raise_closed()
         target = self.backend.target(self.namespace, (check_resource(resource),))
         self._renewer.watch()
         reply = self.ask_twice(Peek(target))
@@ -384,7 +387,6 @@ def _backend_of(client: redis.Redis | Backend, shards: int) -> Backend:
     from fencing.backends.redis import RedisBackend
 
     if not isinstance(client, redis.Redis):
-        hint = "use AsyncLeases with it" if "asyncio" in type(client).__module__ else "pass a redis.Redis"
-        raise ConfigurationError(f"Leases takes a redis.Redis or a backend, not {client!r}: {hint}")
+        raise wrong_client("Leases takes a redis.Redis", client, "AsyncLeases")
     pool = client.connection_pool
     return shared((RedisBackend, shards), pool, lambda: RedisBackend(client, shards=shards))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
@@ -35,6 +36,7 @@ from fencing.leasing import (
     hold_options,
     jitter,
     shared,
+    wrong_client,
 )
 from fencing.policies import Renewal, Wait
 from fencing.renewal import AsyncRenewer
@@ -178,7 +180,7 @@ class AsyncLease(LeaseCore):
 class Acquiring:
     """An acquisition that begins when it is awaited, for a held lease, or entered with ``async with``."""
 
-    __slots__ = ("_lease", "_leases", "_on_lost", "_options", "_resources")
+    __slots__ = ("_begun", "_lease", "_leases", "_on_lost", "_options", "_resources")
 
     def __init__(
         self,
@@ -191,8 +193,18 @@ class Acquiring:
         self._resources = resources
         self._on_lost = on_lost
         self._options = options
+        self._begun = False
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(repr, self._resources))
+        return f"<acquire of {names}: begins when it is awaited, or entered with `async with`>"
+
+    def __del__(self) -> None:
+        if not self._begun:
+            warnings.warn(f"{self!r} was never awaited", RuntimeWarning, stacklevel=2)
 
     def _take(self) -> Coroutine[Any, Any, AsyncLease]:
+        self._begun = True
         leases = self._leases
         return leases._take(leases._order(self._resources, *self._options), self._on_lost)
 
@@ -291,6 +303,8 @@ class AsyncLeases(LeasesCore):
 
     async def peek(self, resource: str) -> HeldBy | None:
         """Who holds the resource, or None when it is free. One round trip; true when it was asked."""
+        if self._closed:
+            self._raise_closed()
         target = self.backend.target(self.namespace, (check_resource(resource),))
         self._renewer.watch()
         reply = await self.ask_twice(Peek(target))
@@ -497,9 +511,6 @@ def _backend_of(client: redis.asyncio.Redis | AsyncBackend, shards: int) -> Asyn
     from fencing.backends.redis import AsyncRedisBackend
 
     if not isinstance(client, redis.asyncio.Redis):
-        hint = "use Leases with it" if type(client).__module__ == "redis.client" else "pass one"
-        raise ConfigurationError(
-            f"AsyncLeases takes a redis.asyncio.Redis or a backend, not {client!r}: {hint}"
-        )
+        raise wrong_client("AsyncLeases takes a redis.asyncio.Redis", client, "Leases")
     pool = client.connection_pool
     return shared((AsyncRedisBackend, shards), pool, lambda: AsyncRedisBackend(client, shards=shards))

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypedDict, TypeVar
 
 from fencing.backends.base import Acquire, AsyncBackend, Backend
 from fencing.clock import Clock, SystemClock
@@ -167,7 +167,7 @@ class LeasesCore:
     ) -> Order:
         """Check everything before anything is sent."""
         if self._closed:
-            raise ConfigurationError("these leases are closed")
+            self._raise_closed()
         source = self._policy
         policy = source if type(source) is Policy else self.policy_now()
         for resource in resources:
@@ -181,6 +181,8 @@ class LeasesCore:
         elif not isinstance(wait, Wait):
             wait = replace(policy.wait, budget=wait)
         hold = policy.hold_to_ttl if hold_to_ttl is None else hold_to_ttl
+        if hold is not True and hold is not False:
+            raise ConfigurationError(f"hold_to_ttl is True or False, not {hold!r}")
         command = Acquire(
             self.backend.target(self.namespace, resources),
             new_holder(),
@@ -190,6 +192,9 @@ class LeasesCore:
             not hold,
         )
         return Order(command, wait, renewal, hold, self.clock.now())
+
+    def _raise_closed(self) -> NoReturn:
+        raise ConfigurationError(f"these leases of {self.namespace!r} are closed")
 
     @staticmethod
     def _several(resources: Iterable[str]) -> tuple[str, ...]:
@@ -315,6 +320,10 @@ def held_call(
     template: str, function: Callable[..., object]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], HeldCall]:
     """How a call of the function names its resource: `template` formatted with the call's arguments."""
+    if not isinstance(template, str):
+        raise ConfigurationError(
+            f'holding takes the resource first, as in @leases.holding("invoice:{{id}}"), not {template!r}'
+        )
     signature = inspect.signature(function)
     plain = signature.replace(
         parameters=[each for each in signature.parameters.values() if each.name != "lease"]
@@ -327,7 +336,8 @@ def held_call(
         name = re.split(r"[.\[]", field, maxsplit=1)[0]
         if name not in plain.parameters:
             raise ConfigurationError(
-                f"{template!r} names {name!r}, which is no parameter of {function.__qualname__}{signature}"
+                f"{template!r} names {name!r}, which is no parameter of {function.__qualname__}{signature}: "
+                "name one of its parameters"
             )
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HeldCall:
@@ -336,3 +346,16 @@ def held_call(
         return HeldCall(template.format(**bound.arguments), signature, bound)
 
     return call
+
+
+def wrong_client(takes: str, client: object, other: str) -> ConfigurationError:
+    kind = type(client)
+    if isinstance(client, str):
+        hint = "make a client of it with .from_url(...)"
+    elif kind.__module__.startswith("redis."):
+        hint = (
+            f"use {other} with it" if kind.__name__ == "Redis" else "that kind of client is not supported yet"
+        )
+    else:
+        hint = "pass your client"
+    return ConfigurationError(f"{takes} or a backend, not a {kind.__module__}.{kind.__qualname__}: {hint}")

@@ -50,7 +50,7 @@ class Wait:
     jitter: float = 0.5
 
     def __post_init__(self) -> None:
-        _number(self.budget, 0, "a wait budget is 0 or more seconds")
+        _number(self.budget, 0, "a wait budget is a finite number of seconds, 0 or more")
         _number(self.backoff, 0, "a backoff is more than 0 seconds", above=True)
         _number(self.jitter, 0, "jitter is from 0 to 1")
         _require(self.jitter <= 1, f"jitter is from 0 to 1, not {self.jitter!r}")

@@ -211,6 +211,7 @@ class Renewer:
                     break
                 while (left := self._wake_at - self._clock.now()) > 0:
                     self._condition.wait(left)
+            self._backend.rest(IDLE)
         self._backend.rest()
 
     def after_fork(self) -> None:
@@ -233,6 +234,7 @@ class AsyncRenewer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake_at = inf  # when the timer goes off
         self._used = False  # since it last did
+        self._rests_at = 0.0  # when to look for connections that nobody uses
         self._tasks: set[asyncio.Task[None]] = set()
         self._attended = clock.attend_async(self.turn)
 
@@ -308,10 +310,11 @@ class AsyncRenewer:
         used, self._used = self._used, False
         if leases:
             self._spawn(self._renew(leases))
-        if due is not None:
-            self._arm(due)
-        elif used or self._tasks:
-            self._arm(self._clock.now() + IDLE)
+        if due is not None or used or self._tasks:
+            self._arm(self._clock.now() + IDLE if due is None else due)
+            if self._clock.now() >= self._rests_at:
+                self._rests_at = self._clock.now() + IDLE
+                self._spawn(self._backend.rest(IDLE))
         else:
             self._spawn(self._backend.rest())
 

@@ -107,7 +107,7 @@ def check_resource(resource: object) -> str:
         raise ConfigurationError(f"a resource is a non-empty string, not {resource!r}")
     if not _fits(resource, MAX_RESOURCE_BYTES):
         raise ConfigurationError(
-            f"a resource is at most {MAX_RESOURCE_BYTES} bytes of UTF-8; this one begins {resource[:40]!r}"
+            f"a resource is text of at most {MAX_RESOURCE_BYTES} bytes in UTF-8; this one begins {resource[:40]!r}"
         )
     return resource
 

@@ -132,8 +132,8 @@ class Backend(Protocol):
     def ask_many(self, commands: Sequence[Command], timeout: float) -> Sequence[Reply | FencingError]:
         """An answer for each, in order, in one batch; what failed is returned, not raised."""
 
-    def rest(self) -> None:
-        """Give back what is kept only for speed; the next request gets it again."""
+    def rest(self, unused_for: float = 0.0) -> None:
+        """Give back what is kept only for speed, if it was not used for so many seconds."""
 
     def close(self) -> None: ...
 
@@ -151,8 +151,8 @@ class AsyncBackend(Protocol):
     async def ask_many(self, commands: Sequence[Command], timeout: float) -> Sequence[Reply | FencingError]:
         """An answer for each, in order, in one batch; what failed is returned, not raised."""
 
-    async def rest(self) -> None:
-        """Give back what is kept only for speed; the next request gets it again."""
+    async def rest(self, unused_for: float = 0.0) -> None:
+        """Give back what is kept only for speed, if it was not used for so many seconds."""
 
     async def close(self) -> None: ...
 

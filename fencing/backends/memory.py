@@ -103,7 +103,7 @@ class MemoryBackend:
                 answers.append(error)
         return answers
 
-    def rest(self) -> None:
+    def rest(self, unused_for: float = 0.0) -> None:
         """Nothing is kept."""
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ class AsyncMemoryBackend:
     async def ask_many(self, commands: Sequence[Command], timeout: float) -> Sequence[Reply | FencingError]:
         return self.sync.ask_many(commands, timeout)
 
-    async def rest(self) -> None:
+    async def rest(self, unused_for: float = 0.0) -> None:
         """Nothing is kept."""
 
     async def close(self) -> None:

@@ -33,7 +33,16 @@ FRESH = 1.0
 """Seconds for which a kept connection is used again without a look whether the server has closed it."""
 
 # Errors that no retry will get over, by a word of the server's message.
-_FINAL = ("NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE", "can't run", "can't access", "not an integer")
+_FINAL = (
+    "NOPERM",
+    "NOAUTH",
+    "WRONGPASS",
+    "WRONGTYPE",
+    "can't run",
+    "can't access",
+    "not an integer",
+    "out of range",
+)
 
 # Settings that tie a connection to its pool, its cache or its maintenance: not for a connection of our own.
 _POOLED = ("maint", "orig_", "oss_", "cache", "himport")
@@ -60,8 +69,16 @@ def _translate(error: BaseException, *, sent: bool, about: str = "") -> FencingE
     text = "it took too long" if isinstance(error, _TIMEOUTS) else str(error) or repr(error)
     final = isinstance(error, (AuthenticationError, AuthorizationError, NoPermissionError))
     if final or any(word in text for word in _FINAL):
-        return ConfigurationError(f"Redis refuses this request{about}, now and later: {text}")
-    return BackendUnavailable(f"Redis did not do it: {text}", sent=sent)
+        if "NOAUTH" in text or "already authenticated" in text:
+            text = f"it wants a password, and this client has none ({text})"
+        return ConfigurationError(f"Redis refuses this client{about}, now and later: {text}")
+    if not sent:
+        return BackendUnavailable(f"Redis is unreachable: {text}", sent=False)
+    return BackendUnavailable(f"Redis failed, or did not answer: {text}", sent=True)
+
+
+def _shown(reply: object) -> str:
+    return reply.decode(errors="replace") if isinstance(reply, bytes) else repr(reply)
 
 
 def _unknown_script(reply: object) -> bool:
@@ -116,7 +133,7 @@ class _Redis:
             return _translate(stored, sent=False)
         if stored != b"%d" % self.shards:
             return ConfigurationError(
-                f"namespace {namespace!r} has {stored!r} shards in Redis and {self.shards} here: "
+                f"namespace {namespace!r} has {_shown(stored)} shards in Redis and {self.shards} here: "
                 "the number is fixed by the first use of a namespace, use the same everywhere"
             )
         self._joined.add(namespace)
@@ -280,12 +297,17 @@ class RedisBackend(_Redis):
             line.close()
         self.rest()
 
-    def rest(self) -> None:
-        try:
-            while True:
-                self._idle.pop().close()
-        except IndexError:
-            return
+    def rest(self, unused_for: float = 0.0) -> None:
+        before = monotonic() - unused_for
+        for _ in range(len(self._idle)):
+            try:
+                line = self._idle.popleft()
+            except IndexError:
+                return
+            if line.used <= before:
+                line.close()
+            else:
+                self._idle.append(line)
 
     def close(self) -> None:
         self.rest()
@@ -297,7 +319,17 @@ class RedisBackend(_Redis):
 class _AsyncLine(asyncio.Protocol):
     """The asyncio twin of `_Line`: the transport of a connection and a parser, and no streams between."""
 
-    __slots__ = ("_connection", "_loop", "_lost", "_parser", "_replies", "_transport", "_waiter", "_wanted")
+    __slots__ = (
+        "_connection",
+        "_loop",
+        "_lost",
+        "_parser",
+        "_replies",
+        "_transport",
+        "_waiter",
+        "_wanted",
+        "used",
+    )
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -307,6 +339,7 @@ class _AsyncLine(asyncio.Protocol):
         self._wanted = 0
         self._waiter: asyncio.Future[None] | None = None
         self._lost = False
+        self.used = 0.0
         self._transport: asyncio.Transport = connection._writer.transport
         self._transport.set_protocol(self)
 
@@ -322,6 +355,7 @@ class _AsyncLine(asyncio.Protocol):
         finally:
             guard.cancel()
             self._waiter = None
+            self.used = monotonic()
 
     def data_received(self, data: bytes) -> None:
         replies, parser = self._replies, self._parser
@@ -429,9 +463,14 @@ class AsyncRedisBackend(_Redis):
             await line.close()
         await self.rest()
 
-    async def rest(self) -> None:
-        while self._idle:
-            await self._idle.pop().close()
+    async def rest(self, unused_for: float = 0.0) -> None:
+        before = monotonic() - unused_for
+        for _ in range(len(self._idle)):
+            line = self._idle.popleft()
+            if line.used <= before:
+                await line.close()
+            else:
+                self._idle.append(line)
 
     async def close(self) -> None:
         await self.rest()

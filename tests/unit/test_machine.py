@@ -65,13 +65,6 @@ class Interruptible(MemoryLedger):
         return super().claim(grant)
 
 
-class Moving(FakeClock):
-    """As a real clock, it moves by something however short the sleep."""
-
-    def sleep(self, seconds: float) -> None:
-        super().sleep(max(seconds, 1e-6))
-
-
 @dataclass(eq=False)
 class Handed:
     """A lease that was handed out, and what has been done to it that it cannot know of."""
@@ -100,7 +93,7 @@ class Processes(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.clock = Moving()
+        self.clock = FakeClock()
         self.backend = type(self).make_backend(self.clock)
         self.ledger = type(self).make_ledger()
         self.processes = [self.process() for _ in range(PROCESSES)]

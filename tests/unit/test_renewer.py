@@ -96,10 +96,6 @@ def test_what_was_dropped_is_not_due() -> None:
     assert wheel.due(10.0) == [kept]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="bug: a lease renewed by hand while the renewer files it stands in two slots from then on",
-)
 def test_a_thing_filed_twice_is_due_once() -> None:
     wheel: Wheel[Any] = Wheel()
     thing = Thing()
@@ -858,10 +854,6 @@ def test_a_timer_of_the_loop_renews_and_rests_when_there_is_nothing_to_do(
     asyncio.run(whole())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="bug: aclose() does not stop the renewer while a turn is under way for a released lease",
-)
 def test_closing_ends_a_turn_that_is_under_way() -> None:
     async def whole() -> None:
         asked = asyncio.Event()
