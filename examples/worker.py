@@ -9,7 +9,7 @@ import threading
 
 import redis
 
-from fencing import Leases, LeaseUnavailable
+from fencing import LeaseLost, Leases, LeaseUnavailable
 
 
 def stop(number: int, frame: object) -> None:
@@ -19,18 +19,23 @@ def stop(number: int, frame: object) -> None:
 
 def main(url: str, resource: str) -> None:
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
     leases = Leases(redis.Redis.from_url(url), namespace="examples")
     try:
         with leases.acquire(resource, ttl=30) as lease:
             print(f"working on {resource} with token {lease.token}", flush=True)
-            while lease.held:  # a sync thread is never interrupted: look now and then, or use a guard
+            while True:
+                lease.check()  # a thread is never interrupted: look now and then
                 threading.Event().wait(0.2)
-            lease.check()
     except LeaseUnavailable as busy:
         print(busy)
+    except LeaseLost as lost:
+        print(f"stop: {lost}")
     finally:
         leases.close()
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     main(sys.argv[1], sys.argv[2])

@@ -37,4 +37,6 @@ async def main(url: str, resource: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     asyncio.run(main(sys.argv[1], sys.argv[2]))

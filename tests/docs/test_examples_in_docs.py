@@ -5,14 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
-
-from fencing import Leases
-from fencing.testing import supersede
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,26 +38,13 @@ def test_tutorial_test_runs(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess("-W", "error", "-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
-def test_guard_of_the_tutorial_admits_and_refuses(database_url: str, fencing_leases: Leases) -> None:
-    [block] = [block for block in python_blocks("docs/tutorial.md") if "sa.update(invoice)" in block]
-    [ddl] = re.findall(
-        r"^```sql\n(.*?)^```", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    engine = sa.create_engine(database_url)
-    with engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE invoice (id INT PRIMARY KEY, state TEXT)"))
-        connection.execute(sa.text(ddl))
-        connection.execute(sa.text("INSERT INTO invoice VALUES (42, 'open')"))
-        invoice = sa.Table("invoice", sa.MetaData(), autoload_with=connection)
-        names = {"sa": sa, "uuid": uuid, "invoice": invoice, "connection": connection}
-        stale = fencing_leases.acquire("invoice:42")
-        exec(block, names | {"lease": stale})
-        exec(block, names | {"lease": stale})  # its own second write
-        with supersede(stale) as lease:
-            exec(block, names | {"lease": lease})
-            with pytest.raises(RuntimeError, match="newer holder"):
-                exec(block, names | {"lease": stale})
-    engine.dispose()
+def test_tutorial_runs_from_its_first_block_to_its_last(redis_url: str, database_url: str) -> None:
+    source = "\n".join(block for block in python_blocks("docs/tutorial.md") if "def test_" not in block)
+    source = source.replace("redis.Redis()", f"redis.Redis.from_url({redis_url!r})")
+    source = source.replace("postgresql+psycopg://fencing:fencing@127.0.0.1:5432/fencing", database_url)
+    said = run(source)
+    assert "refused: a newer holder has written this invoice" in said
+    assert said.count("this replica works") == 1
 
 
 def test_links_between_pages_lead_somewhere() -> None:
