@@ -158,6 +158,12 @@ def _only(answers: Sequence[Answer]) -> Reply:
     return answer
 
 
+def _elsewhere(error: Exception) -> bool:
+    """Whether the server says that it is not the one to ask (any more): connect anew, perhaps to another."""
+    text = str(error)
+    return "READONLY" in text or text.startswith(("LOADING", "MASTERDOWN"))
+
+
 def _readable(sock: socket.socket) -> bool:
     if hasattr(select, "poll"):  # select() knows only the first 1024 files of a process
         poll = select.poll()
@@ -277,7 +283,10 @@ class RedisBackend(_Redis):
             self._scrap(line)
             raise
         else:
-            self._idle.append(line)
+            if isinstance(replies[-1], Exception) and _elsewhere(replies[-1]):
+                self._scrap(line)
+            else:
+                self._idle.append(line)
 
     def _connect(self, timeout: float) -> _Line:
         connection = self._pool.connection_class(
@@ -441,7 +450,10 @@ class AsyncRedisBackend(_Redis):
             await self._scrap(line)
             raise
         else:
-            self._idle.append(line)
+            if isinstance(replies[-1], Exception) and _elsewhere(replies[-1]):
+                await self._scrap(line)
+            else:
+                self._idle.append(line)
 
     async def _connect(self, timeout: float) -> _AsyncLine:
         connection = self._pool.connection_class(

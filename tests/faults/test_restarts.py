@@ -147,3 +147,21 @@ def test_a_poisoned_ledger_does_not_spread(make_side: MakeSide, redis_url: str, 
     assert regression.value.ledger_token == 2**53 - 2
     assert side.peek("job:1") is None, "the lease is given back"
     assert side.acquire("job:2").token < time.time() * 1_000_000 + 1_000_000
+
+
+def test_a_server_that_was_demoted_is_not_asked_over_the_old_connection_again(
+    make_side: MakeSide, make_redis
+) -> None:
+    import redis
+
+    server, other = make_redis(), make_redis()
+    side = make_side(server.url)
+    side.release(side.acquire("job:1"))
+    [old] = side.leases.backend._idle
+    with redis.Redis.from_url(server.url) as admin:
+        admin.replicaof(other.host, other.port)
+        with pytest.raises(BackendUnavailable, match="READONLY"):
+            side.acquire("job:1", wait=0)
+        assert old not in side.leases.backend._idle
+        admin.replicaof("NO", "ONE")
+    side.release(side.acquire("job:1"))
