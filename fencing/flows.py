@@ -261,9 +261,14 @@ def _given(first: Reply | BaseException) -> Reply:
     return first
 
 
-def unavailable(name: str, held_by: HeldBy | None, waited: float) -> LeaseUnavailable:
+def unavailable(
+    name: str,
+    held_by: HeldBy | None,
+    waited: float,
+    otherwise: str = "it was taken and lost while it was being claimed",
+) -> LeaseUnavailable:
     if held_by is None:
-        detail = "it was taken and lost while it was being claimed"
+        detail = otherwise
     else:
         who = held_by.label or held_by.holder
         detail = (

@@ -246,16 +246,15 @@ class LeaseCore:
         _, renews = tenure.next_at(renewal)
         if renewal is None or not renews:
             return None
-        return self._renew_command(None), renewal.bound(tenure.ttl)
+        tenure.asked(now, tenure.ttl)
+        return self._renew_command(None), renewal.bound(tenure.window)
 
-    def settle(self, command: Renew, answer: Reply | FencingError, sent_at: float, took: float) -> None:
+    def settle(self, answer: Reply | FencingError, sent_at: float, took: float) -> None:
         """Take in how a renewal went."""
         tenure = self._tenure
         if tenure.state is not State.HELD:
             return
         match answer:
-            case Done() if command.ttl_ms != self._command.ttl_ms:
-                tenure.overdue = True  # extended meanwhile: which came last at the backend nobody knows
             case Done():
                 late = max(sent_at - self._renewed_due, 0.0)
                 if tenure.renewed(sent_at) and Renewed in self._leases.tell.wanted:
@@ -425,9 +424,21 @@ class LeaseCore:
 
     # For renew.
 
-    def _begin_renew(self, ttl: float | None) -> Renew:
+    def _begin_renew(self, ttl: float | None, sent_at: float) -> Renew:
         self.check()
-        return self._renew_command(ttl)
+        command = self._renew_command(ttl)
+        self._tenure.asked(sent_at, command.ttl_ms / 1000)
+        return command
+
+    def _renew_failed(self) -> None:
+        """Nobody knows: if it arrived, the lease may end sooner than before."""
+        self._tenure.answered()
+        self._look_after_again()
+
+    def _look_after_again(self) -> None:
+        self._leases.forget(self)
+        self.early = self._tenure.since + self._tenure.window / 4
+        self._leases.look_after(self)
 
     def _end_renew(self, reply: Reply, sent_at: float, ttl: float | None) -> None:
         """Take in the answer to a renewal that the caller asked for; raises unless it was renewed."""
@@ -439,10 +450,7 @@ class LeaseCore:
                 resource=name,
                 held_by=reply.held_by,
             )
-        self._leases.forget(self)
         if ttl is not None:
             self._command = self._command._replace(ttl_ms=ttl_ms(ttl))
-        whole = self._command.ttl_ms / 1000
-        if self._tenure.renewed(sent_at, whole):
-            self.early = sent_at + whole / 4
-            self._leases.look_after(self)
+        if self._tenure.renewed(sent_at, self._command.ttl_ms / 1000):
+            self._look_after_again()

@@ -111,10 +111,15 @@ class Lease(LeaseCore):
         self._renew(ttl)
 
     def _renew(self, ttl: float | None) -> None:
-        command = self._begin_renew(ttl)
         leases = self._leases
         sent_at = leases.clock.now()
-        self._end_renew(leases.ask_twice(command), sent_at, ttl)
+        command = self._begin_renew(ttl, sent_at)
+        try:
+            reply = leases.ask_twice(command)
+        except BaseException:
+            self._renew_failed()
+            raise
+        self._end_renew(reply, sent_at, ttl)
 
     def _announce_loss(self) -> None:
         if self._on_lost is not None:
@@ -232,9 +237,9 @@ class Leases(LeasesCore):
         """
 
         def decorate(function: Callable[P, R]) -> Callable[..., R]:
+            call_of = held_call(resource, function)
             if inspect.iscoroutinefunction(function):
                 raise ConfigurationError(f"{function.__qualname__} is a coroutine: use AsyncLeases.holding")
-            call_of = held_call(resource, function)
             hold_options(options)
 
             @functools.wraps(function)

@@ -132,10 +132,15 @@ class AsyncLease(LeaseCore):
         await self._renew(ttl)
 
     async def _renew(self, ttl: float | None) -> None:
-        command = self._begin_renew(ttl)
         leases = self._leases
         sent_at = leases.clock.now()
-        self._end_renew(await leases.ask_twice(command), sent_at, ttl)
+        command = self._begin_renew(ttl, sent_at)
+        try:
+            reply = await leases.ask_twice(command)
+        except BaseException:
+            self._renew_failed()
+            raise
+        self._end_renew(reply, sent_at, ttl)
 
     def _sticky(self) -> LeaseLost:
         lost = self._tenure.lost
@@ -325,9 +330,9 @@ class AsyncLeases(LeasesCore):
         """
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[..., Coroutine[Any, Any, R]]:
+            call_of = held_call(resource, function)
             if not inspect.iscoroutinefunction(function):
                 raise ConfigurationError(f"{function.__qualname__} is no coroutine: use Leases.holding")
-            call_of = held_call(resource, function)
             hold_options(options)
 
             @functools.wraps(function)

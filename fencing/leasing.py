@@ -235,7 +235,8 @@ class LeasesCore:
     def _busy_here(self, order: Order, resource: str) -> LeaseUnavailable:
         """Somebody else in this process holds it; nobody was asked."""
         waited = self.clock.now() - order.started
-        return unavailable(order.command.target.name, self.gate.held_by(resource), waited)
+        held_by = self.gate.held_by(resource)
+        return unavailable(order.command.target.name, held_by, waited, "others here are asking for it")
 
     def _leave_gate(self, resources: tuple[str, ...], seat: Seat) -> None:
         for resource in resources:
@@ -323,6 +324,10 @@ def held_call(
     if not isinstance(template, str):
         raise ConfigurationError(
             f'holding takes the resource first, as in @leases.holding("invoice:{{id}}"), not {template!r}'
+        )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"{function.__qualname__} is a generator: it would run when its lease is released; use `with` inside it"
         )
     signature = inspect.signature(function)
     plain = signature.replace(

@@ -39,7 +39,7 @@ class Renewable(Protocol):
     def attend(self, now: float) -> tuple[Renew, float] | None:
         """What to send, with its bound; None when there was nothing to send (it may have expired)."""
 
-    def settle(self, command: Renew, answer: Reply | FencingError, sent_at: float, took: float) -> None:
+    def settle(self, answer: Reply | FencingError, sent_at: float, took: float) -> None:
         """Take in how its renewal went."""
 
 
@@ -107,8 +107,14 @@ def _settle(
     took: float,
 ) -> None:
     missing = BackendUnavailable("the backend left out an answer")
-    for at, (lease, command) in enumerate(batch):
-        lease.settle(command, answers[at] if at < len(answers) else missing, sent_at, took)
+    for at, (lease, _) in enumerate(batch):
+        lease.settle(answers[at] if at < len(answers) else missing, sent_at, took)
+
+
+def _broken(error: Exception, count: int) -> Sequence[Reply | FencingError]:
+    """A backend that raises has a fault of its own: its leases fail as if it had not answered."""
+    log.error("a backend raised instead of answering", exc_info=error)
+    return [BackendUnavailable(f"the backend raised {error!r}")] * count
 
 
 class Renewer:
@@ -179,7 +185,10 @@ class Renewer:
         try:
             for bound, batch in _batches(leases, self._clock.now()).items():
                 sent_at = self._clock.now()
-                answers = self._backend.ask_many([command for _, command in batch], bound)
+                try:
+                    answers = self._backend.ask_many([command for _, command in batch], bound)
+                except Exception as error:  # noqa: BLE001  told, and counted as a failure
+                    answers = _broken(error, len(batch))
                 _settle(batch, answers, sent_at, self._clock.now() - sent_at)
         finally:
             self._file(leases)
@@ -199,6 +208,7 @@ class Renewer:
                 self.turn()
             except Exception:
                 log.exception("a turn of the renewer failed; it goes on")
+            self._rest(IDLE)
             with self._condition:
                 used, self._used = self._used, False
                 due = self._wheel.next()
@@ -211,8 +221,13 @@ class Renewer:
                     break
                 while (left := self._wake_at - self._clock.now()) > 0:
                     self._condition.wait(left)
-            self._backend.rest(IDLE)
-        self._backend.rest()
+        self._rest(0.0)
+
+    def _rest(self, unused_for: float) -> None:
+        try:
+            self._backend.rest(unused_for)
+        except Exception:
+            log.exception("a backend could not give back what nobody uses")
 
     def after_fork(self) -> None:
         """In a forked child: look after nothing; the leases are the parent's."""
@@ -286,7 +301,10 @@ class AsyncRenewer:
 
     async def _send(self, bound: float, batch: list[tuple[Renewable, Renew]]) -> None:
         sent_at = self._clock.now()
-        answers = await self._backend.ask_many([command for _, command in batch], bound)
+        try:
+            answers = await self._backend.ask_many([command for _, command in batch], bound)
+        except Exception as error:  # noqa: BLE001  told, and counted as a failure
+            answers = _broken(error, len(batch))
         _settle(batch, answers, sent_at, self._clock.now() - sent_at)
 
     def _arm(self, at: float) -> None:

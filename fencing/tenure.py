@@ -25,6 +25,7 @@ renewal that was under way when the lease was released cannot make it look lost,
 from __future__ import annotations
 
 from enum import StrEnum
+from math import inf
 
 from fencing.errors import LeaseLost, LossReason
 from fencing.policies import Renewal
@@ -104,7 +105,20 @@ class Tenure:
     Times are seconds of the clock that the caller reads; nothing here does.
     """
 
-    __slots__ = ("_sticky", "acquired_at", "failures", "max_hold_told", "overdue", "since", "state", "ttl")
+    __slots__ = (
+        "_crossed",
+        "_ends",
+        "_flights",
+        "_sticky",
+        "_unsure",
+        "acquired_at",
+        "failures",
+        "max_hold_told",
+        "overdue",
+        "since",
+        "state",
+        "ttl",
+    )
 
     def __init__(self, ttl: float, since: float) -> None:
         self.ttl = ttl
@@ -114,11 +128,21 @@ class Tenure:
         self.state = State.HELD
         self.max_hold_told = False
         self.overdue = False  # to be renewed at once
+        self._ends = since + ttl  # as confirmed by the last answer
+        self._unsure = inf  # when it ends if a request took effect whose answer is not known
+        self._flights = 0  # requests under way
+        self._crossed = False  # two of them were, at once
         self._sticky: LeaseLost | None = None
 
     @property
     def deadline(self) -> float:
-        return self.since + self.ttl
+        """When it ends at the earliest, whichever of the requests under way takes effect last."""
+        return min(self._ends, self._unsure)
+
+    @property
+    def window(self) -> float:
+        """For how long it lasts from the last success: its TTL, but for a shorter one that may have arrived."""
+        return self.deadline - self.since
 
     @property
     def lost(self) -> LeaseLost | None:
@@ -132,19 +156,37 @@ class Tenure:
         self.state = after
         return True
 
+    def asked(self, sent_at: float, ttl: float) -> None:
+        """A renewal is under way: from now on it may be what the backend goes by."""
+        self._flights += 1
+        self._crossed = self._crossed or self._flights > 1
+        self._unsure = min(self._unsure, sent_at + ttl)
+
+    def answered(self) -> bool:
+        """A renewal is not under way any more; whether it crossed another, so that nobody knows which came last."""
+        crossed = self._crossed
+        self._flights = max(self._flights - 1, 0)
+        if self._flights == 0:
+            self._crossed = False
+        return crossed
+
     def renewed(self, sent_at: float, ttl: float | None = None) -> bool:
-        """A renewal sent at `sent_at` succeeded."""
+        """A renewal sent at `sent_at` succeeded; `ttl` when it changed the TTL."""
+        crossed = self.answered()
         if not self.signal(Signal.RENEWED):
             return False
         if ttl is not None:
             self.ttl = ttl
-        self.since = max(self.since, sent_at)
         self.failures = 0
-        self.overdue = False
+        self.since = max(self.since, sent_at)
+        self.overdue = crossed and self._flights == 0
+        if not crossed:
+            self._ends, self._unsure = self.since + self.ttl, inf
         return True
 
     def failed(self, renewal: Renewal) -> bool:
         """A renewal failed; True when that was one too many in a row."""
+        self.answered()
         self.failures += 1
         self.overdue = False
         return self.failures >= renewal.failures
@@ -160,7 +202,7 @@ class Tenure:
     def next_at(self, renewal: Renewal | None) -> tuple[float, bool]:
         """When this lease next wants attention, and whether that is to be renewed (else: it runs out then)."""
         if renewal is not None:
-            due = self.since + (0.0 if self.overdue else renewal.due(self.ttl, self.failures))
+            due = self.since + (0.0 if self.overdue else renewal.due(self.window, self.failures))
             allowed = renewal.max_hold is None or due - self.acquired_at < renewal.max_hold
             if allowed and due < self.deadline:
                 return due, True

@@ -260,7 +260,11 @@ def test_a_backend_error_that_is_no_outage_is_raised_at_once() -> None:
     error = ConfigurationError("another number of shards")
     played = play_acquire([error])
     assert played.error is error
-    assert played.asked.count(ORDER) == 1
+    assert played.asked == [ORDER]
+
+
+def test_a_backend_error_that_is_no_outage_does_not_undo_that_an_answer_was_lost_before() -> None:
+    assert play_acquire([lost(), ConfigurationError("another number of shards")]).gave_back
 
 
 @pytest.mark.parametrize("nonsense", [Done(), Seen(None)])

@@ -201,7 +201,7 @@ class Watched(Gate):
         self, resource: str, seat: Seat, *, queue: Callable[[], Callable[[], None]] | None = None
     ) -> bool:
         inside = super().enter(resource, seat, queue=queue)
-        if not inside:
+        if not inside and queue is not None:  # a first look, without a queue, comes before
             self.queued.release()
         return inside
 
