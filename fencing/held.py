@@ -253,6 +253,7 @@ class LeaseCore:
         """Take in how a renewal went."""
         tenure = self._tenure
         if tenure.state is not State.HELD:
+            tenure.answered()
             return
         match answer:
             case Done():

@@ -26,6 +26,7 @@ from fencing.events import Observer
 from fencing.flows import Answer, Ask, Claim, Held, Sleep, Step, Tell, acquire, release
 from fencing.gate import Seat
 from fencing.held import LeaseCore, Order
+from fencing.holding import held_call
 from fencing.leasing import (
     HELD_HERE,
     LeasesCore,
@@ -33,7 +34,6 @@ from fencing.leasing import (
     PolicySource,
     WaitOptions,
     alive,
-    held_call,
     hold_options,
     jitter,
     shared,

@@ -27,12 +27,12 @@ from fencing.events import Observer
 from fencing.flows import Answer, Ask, Claim, Held, Sleep, Step, Tell, acquire, release
 from fencing.gate import Seat
 from fencing.held import LeaseCore, Order
+from fencing.holding import held_call
 from fencing.leasing import (
     LeasesCore,
     Options,
     PolicySource,
     WaitOptions,
-    held_call,
     hold_options,
     jitter,
     shared,

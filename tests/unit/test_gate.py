@@ -327,6 +327,18 @@ def test_a_failed_acquire_lets_the_next_one_in(leases: Leases, backend: MemoryBa
     assert leases.try_acquire("a")
 
 
+def test_a_thread_that_waits_for_several_resources_keeps_none_that_sorts_later(leases: Leases) -> None:
+    """All go in one order, whatever the order of the call, so two cannot wait for each other."""
+    held = leases.acquire("a")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(leases.acquire_all, ["c", "a", "b"], wait=SOON)
+        assert leases.gate.queued.acquire(timeout=SOON)  # type: ignore[attr-defined]
+        for other in ("b", "c"):
+            leases.acquire(other, wait=0).release()
+        held.release()
+        assert waiting.result(SOON).resources == ("c", "a", "b")
+
+
 def test_any_thread_may_release_what_another_one_acquired(leases: Leases) -> None:
     held = leases.acquire("a")
     with ThreadPoolExecutor(1) as pool:
@@ -485,6 +497,28 @@ def test_a_task_whose_wait_runs_out_leaves_the_line(async_leases: AsyncLeases) -
         assert async_leases.gate.waiting("a") == 0
         await first.release()
         assert await async_leases.try_acquire("a")
+
+    asyncio.run(story())
+
+
+def test_waiting_at_the_gate_counts_towards_the_budget_of_a_task(
+    async_leases: AsyncLeases, backend: MemoryBackend
+) -> None:
+    async def story() -> None:
+        clock = backend.clock
+        stranger = AsyncLeases(async_leases.backend, observers=[])
+        started = clock.now()
+        held = await async_leases.acquire("a", ttl=300)
+        waiting = asyncio.create_task(take(async_leases, "a", wait=SOON))
+        await settled()
+        clock.pause(0.9 * SOON)  # type: ignore[attr-defined]
+        backend.forget()
+        await stranger.acquire("a", ttl=300)
+        with pytest.raises(LeaseNotHeld):
+            await held.release()
+        with pytest.raises(LeaseUnavailable):
+            await waiting
+        assert clock.now() - started <= SOON + 1
 
     asyncio.run(story())
 

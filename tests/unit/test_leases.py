@@ -496,6 +496,16 @@ async def test_a_lease_held_to_its_ttl_is_neither_renewed_nor_released_nor_an_or
 
 
 @story
+async def test_a_lease_held_to_its_ttl_and_renewed_by_hand_leaves_no_note_either(twin: AnyTwin) -> None:
+    for hold in (True, False):
+        lease = await twin.do(twin.leases().acquire(f"hold {hold}", hold_to_ttl=hold))
+        await twin.do(lease.renew())
+        [*_, renewal] = twin.backend.asked
+        assert isinstance(renewal, Renew)
+        assert renewal.note is not hold
+
+
+@story
 async def test_a_policy_may_hold_to_the_ttl_and_a_call_may_not(twin: AnyTwin) -> None:
     leases = twin.leases(policy=Policy(ttl=TTL, hold_to_ttl=True))
     async with twin.inside(lambda: leases.acquire("a")):
@@ -618,6 +628,10 @@ async def test_a_release_whose_answer_was_lost_and_that_is_gone_is_unknown(twin:
     assert twin.told(NotHeld, Lost) == []
     assert lease.lost.reason == "unknown"
     assert twin.holder_of("a") is None
+    asked = twin.asked(Release)
+    with pytest.raises(LeaseLost):
+        await twin.do(lease.release())
+    assert twin.asked(Release) == asked
 
 
 @story
