@@ -196,7 +196,7 @@ class LeaseCore:
             # Without a word to anybody: in the parent it lives on.
             self._seat = None
             tenure.lose(self._command.target.name, "unknown")
-        elif tenure.state is State.HELD and self._leases.clock.now() >= tenure.deadline:
+        elif tenure.state is State.HELD and tenure.over(self._leases.clock.now()):
             self._past_deadline()
 
     def _past_deadline(self) -> None:
@@ -239,7 +239,7 @@ class LeaseCore:
         tenure = self._tenure
         if tenure.state is not State.HELD:
             return None
-        if now >= tenure.deadline:
+        if tenure.over(now):
             self._past_deadline()
             return None
         renewal = self._current_renewal()
@@ -343,7 +343,8 @@ class LeaseCore:
         Raises `LeaseNotHeld` when it was released before, `LeaseLost` when it was abandoned: then somebody
         else may hold it, and it is none of ours to delete.
         """
-        self._notice()
+        if self._born is not self._leases.life:
+            self._notice()
         tenure = self._tenure
         lost = tenure.lost
         if lost is not None and lost.reason in ("abandoned", "unknown"):
@@ -409,13 +410,14 @@ class LeaseCore:
 
     def _leaves(self) -> bool:
         """At the end of a `with` block: whether there is nothing to send."""
+        state = self._tenure.state
         if self._born is not self._leases.life:
             return True
-        state = self._tenure.state
-        if state is State.CONTINUED or (state is State.HELD and self._hold_to_ttl):
+        if state is State.HELD and not self._hold_to_ttl:
+            return False
+        if state is State.HELD or state is State.CONTINUED:
             self._leave()
-            return True
-        return state is not State.HELD
+        return True
 
     def _leave(self) -> None:
         if self._tenure.signal(Signal.LEFT):

@@ -41,6 +41,7 @@ from fencing.leasing import (
 )
 from fencing.policies import Renewal, Wait
 from fencing.renewal import Renewer
+from fencing.tenure import State
 from fencing.token import HeldBy, check_resource
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class Lease(LeaseCore):
     _leases: Leases
 
     def __enter__(self) -> Lease:
-        self.check()
+        if self._tenure.state is not State.HELD or self._leases.clock.now() > self.early:
+            self.check()  # not fresh from an acquire
         return self
 
     def __exit__(

@@ -40,6 +40,7 @@ from fencing.leasing import (
 )
 from fencing.policies import Renewal, Wait
 from fencing.renewal import AsyncRenewer
+from fencing.tenure import State
 from fencing.token import HeldBy, check_resource
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class AsyncLease(LeaseCore):
         self._cancelling = 0
 
     async def __aenter__(self) -> AsyncLease:
-        self.check()
+        if self._tenure.state is not State.HELD or self._leases.clock.now() > self.early:
+            self.check()  # not fresh from an acquire
         task = asyncio.current_task()
         assert task is not None
         self._owner = task

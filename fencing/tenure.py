@@ -139,6 +139,10 @@ class Tenure:
         """When it ends at the earliest, whichever of the requests under way takes effect last."""
         return min(self._ends, self._unsure)
 
+    def over(self, now: float) -> bool:
+        """Whether the deadline has passed."""
+        return now >= self._ends or now >= self._unsure
+
     @property
     def window(self) -> float:
         """For how long it lasts from the last success: its TTL, but for a shorter one that may have arrived."""

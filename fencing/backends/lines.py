@@ -119,12 +119,13 @@ class Line:
                 raise ConnectionError("the server closed the connection")
             reader.feed(data)
             while (reply := reader.gets()) is not _MORE:
-                if type(reply) not in _PUSHED:
-                    replies.append(reply)
+                if type(reply) in _PUSHED:
+                    continue
+                replies.append(reply)
+                if len(replies) == count:
+                    self.used = monotonic()
+                    return
             now = monotonic()
-            if len(replies) == count:
-                self.used = now
-                return
             ends = ends or now + timeout
             if now > ends:
                 raise TimeoutError("the replies came too slowly")

@@ -22,7 +22,6 @@ from fencing.backends.base import (
     Granted,
     NotHeld,
     Orphan,
-    Peek,
     Poisoned,
     Release,
     Remint,
@@ -74,7 +73,7 @@ SCRIPTS = {
 
 def shard_of(resource: str, shards: int) -> int:
     """The same for every process, release and platform: a resource must never move between counters."""
-    return zlib.crc32(resource.encode()) % shards if shards > 1 else 0
+    return zlib.crc32(resource.encode()) % shards
 
 
 def shards_key(namespace: str) -> str:
@@ -90,10 +89,10 @@ def _base(namespace: str, shard: int) -> tuple[bytes, bytes]:
 
 def pack_target(namespace: str, resources: tuple[str, ...], shards: int) -> Target:
     """The target with the number of keys and all keys packed: the same for every script."""
-    shard = shard_of(resources[0], shards)
+    shard = shard_of(resources[0], shards) if shards > 1 else 0
     base, common = _base(namespace, shard)
-    size = len(base)
     if len(resources) == 1:
+        size = len(base)
         name = resources[0].encode()
         return Target(
             namespace,
@@ -112,47 +111,36 @@ def pack_target(namespace: str, resources: tuple[str, ...], shards: int) -> Targ
 
 
 @lru_cache(maxsize=1024)
-def _numbers(*numbers: int) -> bytes:
-    return b"".join([_bulk(b"%d" % number) for number in numbers])
-
-
-@lru_cache(maxsize=1024)
-def _text(text: str) -> bytes:
-    return _bulk(text.encode())
-
-
-def _note_ms(command: Acquire | Renew) -> int:
-    return command.ttl_ms + NOTE_KEEP_MS if command.note else 0
+def _args(*args: int | str) -> bytes:
+    """Packed once: there are few TTLs and labels, and many commands with them."""
+    return b"".join([_bulk(arg.encode() if isinstance(arg, str) else b"%d" % arg) for arg in args])
 
 
 def pack(command: Command, *, whole: bool = False) -> bytes:
     """The command as one RESP request; `whole` sends the script's text instead of its hash."""
-    kind = type(command)
-    args = b""
-    if kind is Acquire:
-        assert isinstance(command, Acquire)
-        name, count = "acquire", 5
-        args = _numbers(command.ttl_ms, _note_ms(command), command.floor) + _text(command.label)
-    elif kind is Release:
-        name, count = "release", 1
-    elif kind is Renew:
-        assert isinstance(command, Renew)
-        name, count = "renew", 3
-        args = _numbers(command.ttl_ms, _note_ms(command))
-    elif kind is Remint:
-        assert isinstance(command, Remint)
-        name, count = "remint", 2
-        args = _numbers(command.floor)
-    else:
-        name, count = "peek", 0
     target = command.target
-    script = SCRIPTS[name]
-    head = script.eval if whole else script.evalsha
-    count += 5 + 2 * len(target.resources)
-    if kind is Peek:
-        return b"*%d\r\n%b%b" % (count, head, target.packed)
-    assert not isinstance(command, Peek)
-    return b"*%d\r\n%b%b$32\r\n%b\r\n%b" % (count, head, target.packed, command.holder.encode(), args)
+    if isinstance(command, Acquire):
+        note_ms = command.ttl_ms + NOTE_KEEP_MS if command.note else 0
+        name, count = "acquire", 10
+        args = _args(command.ttl_ms, note_ms, command.floor, command.label)
+    elif isinstance(command, Release):
+        name, count, args = "release", 6, b""
+    elif isinstance(command, Renew):
+        note_ms = command.ttl_ms + NOTE_KEEP_MS if command.note else 0
+        name, count, args = "renew", 8, _args(command.ttl_ms, note_ms)
+    elif isinstance(command, Remint):
+        name, count, args = "remint", 7, _args(command.floor)
+    else:
+        head = SCRIPTS["peek"].eval if whole else SCRIPTS["peek"].evalsha
+        return b"*%d\r\n%b%b" % (5 + 2 * len(target.resources), head, target.packed)
+    head = SCRIPTS[name].eval if whole else SCRIPTS[name].evalsha
+    return b"*%d\r\n%b%b$32\r\n%b\r\n%b" % (
+        count + 2 * len(target.resources),
+        head,
+        target.packed,
+        command.holder.encode(),
+        args,
+    )
 
 
 def pack_join(namespace: str, shards: int, *, whole: bool = False) -> bytes:

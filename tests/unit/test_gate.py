@@ -236,6 +236,14 @@ def test_a_thread_that_asks_again_for_what_it_holds_fails_at_once(leases: Leases
     assert leases.try_acquire("b")
 
 
+def test_a_thread_that_asks_again_fails_at_once_however_much_it_held_meanwhile(leases: Leases) -> None:
+    with leases.acquire("a"):
+        for number in range(40):
+            leases.acquire(f"b {number}").release()
+        with pytest.raises(ConfigurationError, match="re-entrant"):
+            leases.acquire("a", wait=SOON)
+
+
 def test_the_check_of_reentrancy_can_fail(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
     """Were everybody a stranger to himself, the thread would wait for itself until its budget is over."""
     monkeypatch.setattr(Seat, "waits_for_itself", lambda self, inside: False)

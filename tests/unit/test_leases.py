@@ -30,6 +30,7 @@ from fencing import (
     LoggingObserver,
     Policy,
     Renewal,
+    TokenRegression,
     Wait,
 )
 from fencing.backends.base import Acquire, Behind, Command, Done, Peek, Release, Renew, Reply, Target
@@ -451,6 +452,28 @@ async def test_a_backend_that_went_backwards_is_lifted_above_the_ledger(twin: An
 
 
 @story
+async def test_a_ledger_far_ahead_of_every_clock_is_not_followed(twin: AnyTwin) -> None:
+    """One bad token must not spread: somebody has to look."""
+    two_years_ahead = int((twin.clock.wall() + 2 * 365 * 86400) * 1e6)
+    twin.ledger.rows["test", "a"] = (two_years_ahead, "f" * 32)
+    leases = twin.leases(ledger=True)
+    with pytest.raises(TokenRegression) as caught:
+        await twin.do(leases.acquire("a"))
+    assert caught.value.ledger_token == two_years_ahead
+    assert twin.holder_of("a") is None
+    assert (await twin.do(leases.acquire("b"))).token < two_years_ahead
+
+
+@story
+async def test_several_rows_ahead_are_overtaken_in_one_step(twin: AnyTwin) -> None:
+    now = int(twin.clock.wall() * 1e6)
+    twin.ledger.rows |= {("test", "a"): (now + 10, "f" * 32), ("test", "b"): (now + 20, "f" * 32)}
+    lease = await twin.do(twin.leases(ledger=True).acquire_all(["a", "b", "c"]))
+    assert lease.token == now + 21
+    assert len(twin.told(TokenRegressed)) == 1
+
+
+@story
 async def test_a_claim_that_fails_gives_the_lease_back(twin: AnyTwin) -> None:
     def broken(grant: Grant) -> Behind | None:
         raise RuntimeError("the database is down")
@@ -752,6 +775,8 @@ def test_an_extension_crossed_by_a_renewal_does_not_outlast_what_the_backend_kno
     twin.live_on(Crossing(twin.clock))
     lease = twin.leases().acquire("a")
     extend_across_a_renewal(twin.backend, lease)
+    twin.clock.advance(0)
+    assert lease.time_left == 90.0  # sent again at once
     twin.clock.advance(TTL + 1)
     lease.check()
     assert twin.holder_of("a") == lease.holder
@@ -1486,8 +1511,8 @@ def test_a_loss_noticed_by_the_task_itself_raises_where_it_was_noticed() -> None
                 try:
                     lease.check()
                 except LeaseLost:
+                    await settled()  # not cancelled on top of it
                     noticed = True
-                    await asyncio.sleep(0)  # not cancelled on top of it
                     raise
         assert noticed
         assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
@@ -1514,6 +1539,48 @@ def test_a_task_that_has_left_the_block_is_not_cancelled() -> None:
         await asyncio.create_task(twin.clock.advance_async(TTL + 1))
         await settled()
         assert not lease.held
+
+    asyncio.run(whole())
+
+
+def test_a_task_that_has_left_the_block_is_not_cancelled_when_the_lease_runs_out_later() -> None:
+    async def whole() -> None:
+        twin = Tasks()
+        async with twin.leases().acquire("a") as lease:
+            twin.backend.fail_next(3)
+        assert lease.held  # the release did not arrive
+        twin.clock.pause(TTL)
+        with pytest.raises(LeaseLost):
+            await asyncio.to_thread(lease.check)
+        await settled()
+
+    asyncio.run(whole())
+
+
+def test_a_task_that_is_being_cancelled_can_still_hold_a_lease_and_lose_it() -> None:
+    """As when it tidies up: the cancellation that was there before is not the lease's."""
+
+    async def whole() -> None:
+        twin, seen = Tasks(), []
+
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                try:
+                    async with twin.leases().acquire("a") as lease:
+                        lose_soon(twin, lease)
+                        await asyncio.Event().wait()
+                except LeaseLost as lost:
+                    seen.append(lost.reason)
+                raise
+
+        task = asyncio.create_task(work())
+        await settled()
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        assert seen == ["superseded"]
 
     asyncio.run(whole())
 
@@ -1710,9 +1777,9 @@ class SlowBackend(AsyncMemoryBackend):
     """A request takes its time on the way there and on the way back."""
 
     async def ask(self, command: Command, timeout: float) -> Reply:
-        await asyncio.sleep(0)
+        await settled(3)
         reply = await super().ask(command, timeout)
-        await asyncio.sleep(0)
+        await settled(2)
         return reply
 
 
@@ -1742,7 +1809,7 @@ def nothing_special(twin: SlowTasks) -> None:
 
 
 def busy_at_first(twin: SlowTasks) -> None:
-    twin.dead_holder("a", ttl=1.0)
+    twin.dead_holder("a", ttl=0.05)
 
 
 def answers_lost(twin: SlowTasks) -> None:

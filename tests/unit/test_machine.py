@@ -475,7 +475,7 @@ def test_the_machine_finds(mutant: type[Processes]) -> None:
 
 
 def test_the_machine_finds_a_lease_that_lasts_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tenure, "deadline", property(lambda self: self.since + 2 * self.ttl))
+    monkeypatch.setattr(Tenure, "over", lambda self, now: now >= self.since + 2 * self.ttl)
     is_found(machine(only="one_holder_at_a_time"))
 
 

@@ -422,6 +422,21 @@ async def test_a_lease_extended_to_less_is_renewed_in_time(twin: AnyTwin) -> Non
 
 
 @story
+async def test_a_lease_that_may_have_been_extended_to_less_is_renewed_in_time(twin: AnyTwin) -> None:
+    lease = await twin.do(twin.leases().acquire("a", ttl=300))
+    await twin.advance(1.0)
+    twin.backend.lose_replies(2)
+    with pytest.raises(BackendUnavailable):
+        await twin.do(lease.extend(TTL))
+    assert lease.time_left == TTL
+    due, _ = lease.next_due()
+    assert lease.early <= due
+    await twin.advance(60)
+    assert lease.held
+    assert lease.time_left > 200
+
+
+@story
 async def test_a_lease_extended_to_less_wakes_the_renewer(twin: AnyTwin) -> None:
     """With a real clock the renewer sleeps until the first `early` it knows of."""
     lease = await twin.do(twin.leases().acquire("a", ttl=300))
@@ -792,10 +807,6 @@ def test_a_thread_renews_and_ends_when_there_is_nothing_to_do(monkeypatch: pytes
         assert renewed.wait(SOON)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="bug: settle() of a lease that is not HELD forgets that the renewal is not under way now",
-)
 def test_a_renewal_whose_answer_comes_too_late_does_not_spoil_later_ones() -> None:
     """It was sent, the deadline passed, the lease went on; then somebody renews it by hand."""
     twin = Threads()
@@ -817,11 +828,34 @@ def test_a_renewal_whose_answer_comes_too_late_does_not_spoil_later_ones() -> No
     assert lease.grant.deadline == twin.clock.now() + TTL
 
 
+def test_a_lease_that_comes_while_the_thread_goes_to_sleep_is_renewed_in_time() -> None:
+    """Between its turn and its sleep: `rest` is called there."""
+    seen: list[Event] = []
+    told = threading.Event()
+
+    class Between(MemoryBackend):
+        def rest(self, unused_for: float = 0.0) -> None:
+            if not later:
+                later.append(leases.acquire("b", ttl=0.6))
+
+    def observe(event: Event) -> None:
+        if event.resource == "b" and isinstance(event, Renewed | Lost):
+            seen.append(event)
+            told.set()
+
+    later: list[Any] = []
+    leases = Leases(Between(), observers=[observe])
+    leases.acquire("a", ttl=300)
+    assert told.wait(SOON)
+    leases.close()
+    assert isinstance(seen[0], Renewed)
+
+
 def test_a_turn_that_fails_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
     renewed = threading.Event()
 
     class Stumbling(MemoryBackend):
-        stumbles = 2
+        stumbles = 1
 
         def ask_many(self, commands: Sequence[Command], timeout: float) -> Sequence[Reply | FencingError]:
             self.stumbles -= 1
@@ -830,9 +864,9 @@ def test_a_turn_that_fails_does_not_end_the_thread(caplog: pytest.LogCaptureFixt
             return super().ask_many(commands, timeout)
 
     leases = Leases(Stumbling(), observers=[lambda event: event.name == "lease.renewed" and renewed.set()])
-    with leases.acquire("a", ttl=0.6):
+    with leases.acquire("a", ttl=0.9):
         assert renewed.wait(SOON)
-    assert caplog.messages == ["a backend raised instead of answering"] * 2
+    assert caplog.messages.count("a backend raised instead of answering") == 1
 
 
 def test_a_rest_that_fails_does_not_end_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -864,7 +898,7 @@ def test_a_turn_that_fails_does_not_end_the_timer(caplog: pytest.LogCaptureFixtu
         renewed = asyncio.Event()
 
         class Stumbling(AsyncMemoryBackend):
-            stumbles = 2
+            stumbles = 1
 
             async def ask_many(
                 self, commands: Sequence[Command], timeout: float
@@ -877,12 +911,12 @@ def test_a_turn_that_fails_does_not_end_the_timer(caplog: pytest.LogCaptureFixtu
         leases = AsyncLeases(
             Stumbling(), observers=[lambda event: event.name == "lease.renewed" and renewed.set()]
         )
-        async with asyncio.timeout(SOON), leases.acquire("a", ttl=0.6):
+        async with asyncio.timeout(SOON), leases.acquire("a", ttl=0.9):
             await renewed.wait()
         await leases.aclose()
 
     asyncio.run(whole())
-    assert caplog.messages == ["a backend raised instead of answering"] * 2
+    assert caplog.messages.count("a backend raised instead of answering") == 1
 
 
 def test_a_timer_of_the_loop_renews_and_rests_when_there_is_nothing_to_do(
@@ -993,6 +1027,6 @@ def test_a_broken_tenure_is_convicted(
 def test_a_lease_that_does_not_look_at_the_clock_is_convicted(
     kind: type[Threads] | type[Tasks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tenure, "deadline", property(lambda self: 1e9))
+    monkeypatch.setattr(Tenure, "over", lambda self, now: False)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         test_expiry_during_a_pause_is_noticed_without_asking_anybody(kind())

@@ -4,7 +4,7 @@
 -- namespace has neither braces nor a slash, and a resource comes last: whatever it contains, it can neither
 -- move a key to another slot nor make it another kind of key.
 --   fencing:1:{NAMESPACE/SHARD}:counter           string  the highest token minted in the shard
---   fencing:1:{NAMESPACE/SHARD}:holds             hash    hold times: e -> how many were held for 2^(e-1) to 2^e ms
+--   fencing:1:{NAMESPACE/SHARD}:holds             hash    a tenth of all hold times: e -> how many lasted 2^(e-1) to 2^e ms
 --   fencing:1:{NAMESPACE/SHARD}:lease:RESOURCE    string  the lease, PX its TTL
 --   fencing:1:{NAMESPACE/SHARD}:note:RESOURCE     string  a copy that outlives the lease: who ended by expiry
 --   fencing:1:{NAMESPACE/SHARD}:queue:RESOURCE    list    reserved: waiters, first come first

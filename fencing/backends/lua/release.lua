@@ -1,4 +1,4 @@
--- Free what is the holder's, and count for how long it was held. Compare and delete.
+-- Free what is the holder's, and count for how long it was held, one in ten. Compare and delete.
 -- ARGV: holder
 -- Returns {'done'}, or {'not held', index, value or false, PTTL} of the first that was not the holder's; the
 -- others are freed all the same.
@@ -7,7 +7,7 @@ local reply, acquired
 for i = 3, #KEYS, 2 do
   local value = call('GET', KEYS[i])
   if value and sub(value, 3, 34) == ARGV[1] then
-    acquired = sub(value, 53, 68)
+    if sub(value, 51, 51) == '0' then acquired = sub(value, 53, 68) end -- the token's last digit draws the tenth
     call('DEL', KEYS[i], KEYS[i + 1])
   elseif not reply then
     reply = {'not held', (i - 3) / 2, value, call('PTTL', KEYS[i])}
