@@ -216,8 +216,8 @@ EVENTS: tuple[type[Event], ...] = (
 Observer = Callable[[Event], None]
 """Receives every event, in the thread in which it happened; must be quick and must not block.
 
-An observer with an attribute `events` (a collection of event classes) receives only those, and the others
-are not even made when nobody wants them.
+An observer with an attribute `wants` (a collection of event classes) receives only those, and the others are
+not even made when nobody wants them.
 """
 
 E = TypeVar("E", bound=Event)
@@ -235,8 +235,8 @@ class Observers:
         for observer in observers:
             if not callable(observer):
                 raise ConfigurationError(f"an observer is called with each event, and {observer!r} cannot be")
-            wants = getattr(observer, "events", None)
-            targets.append((observer, frozenset(EVENTS if wants is None else wants)))
+            wants = tuple(getattr(observer, "wants", (Event,)))
+            targets.append((observer, frozenset(event for event in EVENTS if issubclass(event, wants))))
         self._targets = tuple(targets)
         self.wanted: frozenset[type[Event]] = frozenset().union(*(wants for _, wants in targets))
 
@@ -258,7 +258,7 @@ class LoggingObserver:
 
     def __init__(self, logger: logging.Logger = log, *, level: int = logging.WARNING) -> None:
         self._logger = logger
-        self.events = tuple(event for event in EVENTS if event.level >= level)
+        self.wants = tuple(event for event in EVENTS if event.level >= level)
 
     def __call__(self, event: Event) -> None:
         if self._logger.isEnabledFor(event.level):

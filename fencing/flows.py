@@ -144,14 +144,19 @@ def acquire(
                             )
                         )
                     token = reply.token
-                    if not claims:
-                        return Held(token, since, orphans, asked)
-                    grant = Grant(target.namespace, target.resources, holder, token, since + ttl, order.label)
-                    behind = yield Claim(grant)
+                    behind = None
+                    if claims:
+                        deadline = since + ttl
+                        behind = yield Claim(
+                            Grant(target.namespace, target.resources, holder, token, deadline, order.label)
+                        )
                     if behind is None:
                         if now() < since + ttl:
                             return Held(token, since, orphans, asked)
-                        command, held_by = order, None  # the claim outlasted the lease: begin again
+                        command, held_by = (
+                            order,
+                            None,
+                        )  # the answer or the claim outlasted the lease: begin again
                     else:
                         assert isinstance(behind, Behind)
                         healed += 1
@@ -162,7 +167,7 @@ def acquire(
                         command = Remint(target, holder, behind.token)
                         continue
                 case Busy():
-                    ours = False
+                    ours = before and len(target.resources) > 1  # an answer was lost: part may be ours still
                     held_by = reply.held_by
                 case NotHeld():  # while healing: somebody took it meanwhile, so this acquire has lost
                     command, held_by, ours = order, reply.held_by, False

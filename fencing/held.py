@@ -31,6 +31,9 @@ from fencing.policies import Policy, Renewal, Wait, ttl_ms
 from fencing.tenure import Signal, State, Tenure
 from fencing.token import Grant, HeldBy
 
+STANDING = (State.HELD, State.CONTINUED, State.KEPT)
+"""The states in which the work may go on, as far as this process knows."""
+
 
 class Order(NamedTuple):
     """One acquire, decided: what to ask for, how long to wait, and how to hold it."""
@@ -73,6 +76,7 @@ class LeaseCore:
         "_on_lost",
         "_renewal",
         "_renewed_due",
+        "_renewing",
         "_seat",
         "_tenure",
         "_token",
@@ -94,6 +98,7 @@ class LeaseCore:
         # Earlier than any policy renews it, and than its deadline.
         self.early = held.since + self._tenure.ttl / 4
         self._renewed_due = 0.0
+        self._renewing = 0.0
 
     def __repr__(self) -> str:
         state = self._tenure.state.value
@@ -150,7 +155,7 @@ class LeaseCore:
     def time_left(self) -> float:
         """Seconds until the deadline unless it is renewed before; 0 when it is over."""
         tenure = self._tenure
-        if tenure.state is not State.HELD:
+        if tenure.state not in (State.HELD, State.KEPT):
             return 0.0
         return max(tenure.deadline - self._leases.clock.now(), 0.0)
 
@@ -164,7 +169,7 @@ class LeaseCore:
     def held(self) -> bool:
         """Whether the lease is, as far as this process knows, held."""
         self._notice()
-        return self._tenure.state in (State.HELD, State.CONTINUED)
+        return self._tenure.state in STANDING
 
     def as_held_by(self, resource: str) -> HeldBy:
         """This lease as another waiter of the process sees it."""
@@ -181,8 +186,8 @@ class LeaseCore:
         self._notice()
         tenure = self._tenure
         if tenure.lost is not None:
-            raise tenure.lost
-        if tenure.state not in (State.HELD, State.CONTINUED):
+            raise tenure.lost.with_traceback(None)  # the same error each time, without its history
+        if tenure.state not in STANDING:
             self._raise_released()
 
     def _raise_released(self) -> NoReturn:
@@ -196,12 +201,12 @@ class LeaseCore:
             # Without a word to anybody: in the parent it lives on.
             self._seat = None
             tenure.lose(self._command.target.name, "unknown")
-        elif tenure.state is State.HELD and tenure.over(self._leases.clock.now()):
+        elif tenure.state in (State.HELD, State.KEPT) and tenure.over(self._leases.clock.now()):
             self._past_deadline()
 
     def _past_deadline(self) -> None:
         renewal = self._current_renewal()
-        if self._goes_on(renewal):
+        if self._tenure.state is State.HELD and self._goes_on(renewal):
             self._carry_on(self._tenure.failures)
         else:
             self._lose("expired")
@@ -246,19 +251,20 @@ class LeaseCore:
         _, renews = tenure.next_at(renewal)
         if renewal is None or not renews:
             return None
-        tenure.asked(now, tenure.ttl)
-        return self._renew_command(None), renewal.bound(tenure.window)
+        self._renewing = tenure.ttl
+        return self._renew_command(None), renewal.bound(tenure.ttl)
 
     def settle(self, answer: Reply | FencingError, sent_at: float, took: float) -> None:
         """Take in how a renewal went."""
         tenure = self._tenure
         if tenure.state is not State.HELD:
-            tenure.answered()
             return
         match answer:
             case Done():
                 late = max(sent_at - self._renewed_due, 0.0)
-                if tenure.renewed(sent_at) and Renewed in self._leases.tell.wanted:
+                with self._leases.mutex:
+                    renewed = tenure.renewed(sent_at, self._renewing)
+                if renewed and Renewed in self._leases.tell.wanted:
                     self._tell(Renewed, late=late, took=took)
             case NotHeld():
                 self._not_held("renew", answer)
@@ -284,7 +290,7 @@ class LeaseCore:
             self._lose("abandoned")
 
     def _carry_on(self, failures: int) -> None:
-        if self._tenure.signal(Signal.CARRIED_ON):
+        if self._signal(Signal.CARRIED_ON):
             self._leases.forget(self)
             self._tell(Abandoned, policy="continue", failures=failures)
 
@@ -306,6 +312,10 @@ class LeaseCore:
         self._leave_gate()
         self._tell(Lost, reason=reason, held_for=self._held_for())
         self._announce_loss()
+
+    def _signal(self, signal: Signal) -> bool:
+        with self._leases.mutex:  # the renewer, and any thread, may end it at this moment
+            return self._tenure.signal(signal)
 
     def _announce_loss(self) -> None:
         raise NotImplementedError
@@ -348,11 +358,11 @@ class LeaseCore:
         tenure = self._tenure
         lost = tenure.lost
         if lost is not None and lost.reason in ("abandoned", "unknown"):
-            raise lost
+            raise lost.with_traceback(None)
         if tenure.state is State.CONTINUED:
             self._leave()
             return None
-        if lost is None and not tenure.signal(Signal.RELEASING):
+        if lost is None and not self._signal(Signal.RELEASING):
             self._raise_released()
         self._leases.forget(self)
         command = self._command
@@ -365,7 +375,7 @@ class LeaseCore:
             outcome = "unknown" if reply is None else "confirmed"
             self._tell(Released, held_for=self._held_for(), outcome=outcome)
         if type(reply) is Done:
-            self._tenure.signal(Signal.RELEASED)
+            self._signal(Signal.RELEASED)
             return
         name = self._command.target.name
         if isinstance(reply, NotHeld):
@@ -405,7 +415,7 @@ class LeaseCore:
             why = f"nobody knows whether the lease on {name!r} was released: {error}"
             self._tenure.lose(name, "unknown", why)
         else:
-            self._tenure.signal(Signal.KEPT)
+            self._signal(Signal.KEPT)
         self._tell(ReleaseFailed, error=str(error) or type(error).__name__)
 
     def _leaves(self) -> bool:
@@ -420,40 +430,37 @@ class LeaseCore:
         return True
 
     def _leave(self) -> None:
-        if self._tenure.signal(Signal.LEFT):
+        if self._signal(Signal.LEFT):
             self._leases.forget(self)
             self._leave_gate()
             self._tell(LeftToExpire, held_for=self._held_for())
 
     # For renew.
 
-    def _begin_renew(self, ttl: float | None, sent_at: float) -> Renew:
+    def _begin_renew(self, ttl: float | None) -> Renew:
         self.check()
-        command = self._renew_command(ttl)
-        self._tenure.asked(sent_at, command.ttl_ms / 1000)
-        return command
-
-    def _renew_failed(self) -> None:
-        """Nobody knows: if it arrived, the lease may end sooner than before."""
-        self._tenure.answered()
-        self._look_after_again()
-
-    def _look_after_again(self) -> None:
-        self._leases.forget(self)
-        self.early = self._tenure.since + self._tenure.window / 4
-        self._leases.look_after(self)
+        return self._renew_command(ttl)
 
     def _end_renew(self, reply: Reply, sent_at: float, ttl: float | None) -> None:
         """Take in the answer to a renewal that the caller asked for; raises unless it was renewed."""
+        tenure = self._tenure
         if isinstance(reply, NotHeld):
             name = self._command.target.name
-            self._not_held("renew", reply)
+            if tenure.state in STANDING:  # or it was released while this was under way
+                self._not_held("renew", reply)
             raise LeaseNotHeld(
                 f"{name!r} was not renewed: this lease (token {self._token}) had ended before",
                 resource=name,
                 held_by=reply.held_by,
             )
-        if ttl is not None:
-            self._command = self._command._replace(ttl_ms=ttl_ms(ttl))
-        if self._tenure.renewed(sent_at, self._command.ttl_ms / 1000):
-            self._look_after_again()
+        with self._leases.mutex:
+            if ttl is None:
+                renewed = tenure.renewed(sent_at)
+            else:
+                self._command = self._command._replace(ttl_ms=ttl_ms(ttl))
+                renewed = tenure.extended(sent_at, self._command.ttl_ms / 1000)
+        if not renewed:
+            self.check()  # it ended while this was under way
+        self._leases.forget(self)
+        self.early = sent_at + tenure.ttl / 4
+        self._leases.look_after(self)

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
 
 from fencing.backends.base import (
     CALL_TIMEOUT,
+    Acquire,
     Backend,
     Done,
     Granted,
     LedgerProtocol,
     Peek,
+    Release,
     Renew,
     Reply,
     Seen,
 )
 from fencing.clock import Clock
-from fencing.errors import BackendUnavailable, ConfigurationError, FencingError, LeaseLost, LeaseUnavailable
+from fencing.errors import BackendUnavailable, ConfigurationError, LeaseLost, LeaseUnavailable
 from fencing.events import Observer
 from fencing.flows import Answer, Ask, Claim, Held, Sleep, Step, Tell, acquire, release
 from fencing.gate import Seat
@@ -60,8 +62,10 @@ class Lease(LeaseCore):
     _leases: Leases
 
     def __enter__(self) -> Lease:
-        if self._tenure.state is not State.HELD or self._leases.clock.now() > self.early:
-            self.check()  # not fresh from an acquire
+        leases = self._leases
+        fresh = self._tenure.state is State.HELD and self._born is leases.life
+        if not fresh or leases.clock.now() > self.early:
+            self.check()
         return self
 
     def __exit__(
@@ -71,8 +75,8 @@ class Lease(LeaseCore):
         if not self._leaves():
             try:
                 self.release()
-            except FencingError:
-                pass  # told as an event where it happened
+            except Exception:  # noqa: BLE001  told as an event where it happened
+                pass
 
     def release(self) -> None:
         """Free the resource now.
@@ -115,13 +119,8 @@ class Lease(LeaseCore):
     def _renew(self, ttl: float | None) -> None:
         leases = self._leases
         sent_at = leases.clock.now()
-        command = self._begin_renew(ttl, sent_at)
-        try:
-            reply = leases.ask_twice(command)
-        except BaseException:
-            self._renew_failed()
-            raise
-        self._end_renew(reply, sent_at, ttl)
+        command = self._begin_renew(ttl)
+        self._end_renew(leases.ask_twice(command), sent_at, ttl)
 
     def _announce_loss(self) -> None:
         if self._on_lost is not None:
@@ -275,14 +274,18 @@ class Leases(LeasesCore):
         seat = Seat(threading.get_ident(), around := HELD_HERE.get())
         if len(resources) > 1 or not self.gate.enter(resources[0], seat):
             self._pass_gate(order, seat)
+        lease: Lease | None = None
+        held: Held | None = None
         try:
+            if self._closed:
+                self._raise_closed()
             since = now()
             first: Reply | BaseException
             try:
                 first = self.backend.ask(command, CALL_TIMEOUT)
             except BaseException as error:  # noqa: BLE001  the flow decides what it means
                 first = error
-            if type(first) is Granted and self.ledger is None:
+            if type(first) is Granted and self.ledger is None and now() < since + command.ttl_ms / 1000:
                 held = Held(first.token, since, first.orphans, 1)
             else:
                 claims = self.ledger is not None
@@ -301,12 +304,23 @@ class Leases(LeasesCore):
             seat.lease = lease
             HELD_HERE.set((seat,) if not around else alive(around, seat))
             self._renewer.add(lease)
+            self._admitted(lease, order, held)
         except BaseException as error:
             self._leave_gate(resources, seat)
             self._refused(order, error)
+            if held is not None:  # it does not reach the caller
+                self._give_back(lease, command)
             raise
-        self._admitted(lease, order, held)
         return lease
+
+    def _give_back(self, lease: Lease | None, command: Acquire) -> None:
+        if lease is not None:
+            self.forget(lease)
+            lease._tenure.lose(command.target.name, "unknown")
+        try:
+            self.backend.ask(Release(command.target, command.holder), CALL_TIMEOUT)
+        except Exception:  # noqa: BLE001  what stopped us is the news; it runs out by itself
+            pass
 
     def _pass_gate(self, order: Order, seat: Seat) -> None:
         """Wait for our turn among the threads of this process, within the budget."""

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
 
 from fencing.backends.base import (
     CALL_TIMEOUT,
+    Acquire,
     AsyncBackend,
     AsyncLedgerProtocol,
     Done,
     Granted,
     Peek,
+    Release,
     Renew,
     Reply,
     Seen,
 )
 from fencing.clock import Clock
-from fencing.errors import BackendUnavailable, ConfigurationError, FencingError, LeaseLost, LeaseUnavailable
+from fencing.errors import BackendUnavailable, ConfigurationError, LeaseLost, LeaseUnavailable
 from fencing.events import Observer
 from fencing.flows import Answer, Ask, Claim, Held, Sleep, Step, Tell, acquire, release
 from fencing.gate import Seat
@@ -68,8 +70,10 @@ class AsyncLease(LeaseCore):
         self._cancelling = 0
 
     async def __aenter__(self) -> AsyncLease:
-        if self._tenure.state is not State.HELD or self._leases.clock.now() > self.early:
-            self.check()  # not fresh from an acquire
+        leases = self._leases
+        fresh = self._tenure.state is State.HELD and self._born is leases.life
+        if not fresh or leases.clock.now() > self.early:
+            self.check()
         task = asyncio.current_task()
         assert task is not None
         self._owner = task
@@ -91,8 +95,8 @@ class AsyncLease(LeaseCore):
         if not self._leaves():
             try:
                 await self.release()
-            except FencingError:
-                pass  # told as an event where it happened
+            except Exception:  # noqa: BLE001  told as an event where it happened
+                pass
 
     async def release(self) -> None:
         """Free the resource now.
@@ -136,13 +140,8 @@ class AsyncLease(LeaseCore):
     async def _renew(self, ttl: float | None) -> None:
         leases = self._leases
         sent_at = leases.clock.now()
-        command = self._begin_renew(ttl, sent_at)
-        try:
-            reply = await leases.ask_twice(command)
-        except BaseException:
-            self._renew_failed()
-            raise
-        self._end_renew(reply, sent_at, ttl)
+        command = self._begin_renew(ttl)
+        self._end_renew(await leases.ask_twice(command), sent_at, ttl)
 
     def _sticky(self) -> LeaseLost:
         lost = self._tenure.lost
@@ -211,6 +210,8 @@ class Acquiring:
             warnings.warn(f"{self!r} was never awaited", RuntimeWarning, stacklevel=2)
 
     def _take(self) -> Coroutine[Any, Any, AsyncLease]:
+        if self._begun:
+            raise ConfigurationError(f"{self!r} was used before: call acquire again, each call is one lease")
         self._begun = True
         leases = self._leases
         return leases._take(leases._order(self._resources, *self._options), self._on_lost)
@@ -370,14 +371,18 @@ class AsyncLeases(LeasesCore):
         seat = Seat(asyncio.current_task())
         if len(resources) > 1 or not self.gate.enter(resources[0], seat):
             await self._pass_gate(order, seat)
+        lease: AsyncLease | None = None
+        held: Held | None = None
         try:
+            if self._closed:
+                self._raise_closed()
             since = now()
             first: Reply | BaseException
             try:
                 first = await self.backend.ask(command, CALL_TIMEOUT)
             except BaseException as error:  # noqa: BLE001  the flow decides what it means
                 first = error
-            if type(first) is Granted and self.ledger is None:
+            if type(first) is Granted and self.ledger is None and now() < since + command.ttl_ms / 1000:
                 held = Held(first.token, since, first.orphans, 1)
             else:
                 claims = self.ledger is not None
@@ -395,12 +400,23 @@ class AsyncLeases(LeasesCore):
             lease = AsyncLease(self, order, held, seat, on_lost)
             seat.lease = lease
             self._renewer.add(lease)
+            self._admitted(lease, order, held)
         except BaseException as error:
             self._leave_gate(resources, seat)
             self._refused(order, error)
+            if held is not None:  # it does not reach the caller
+                await self._give_back(lease, command)
             raise
-        self._admitted(lease, order, held)
         return lease
+
+    async def _give_back(self, lease: AsyncLease | None, command: Acquire) -> None:
+        if lease is not None:
+            self.forget(lease)
+            lease._tenure.lose(command.target.name, "unknown")
+        try:
+            await self.backend.ask(Release(command.target, command.holder), CALL_TIMEOUT)
+        except Exception:  # noqa: BLE001  what stopped us is the news; it runs out by itself
+            pass
 
     async def _pass_gate(self, order: Order, seat: Seat) -> None:
         """Wait for our turn among the tasks of this process, within the budget."""
@@ -490,13 +506,20 @@ class _Turn:
     __slots__ = ("_future",)
 
     def prepare(self) -> Callable[[], None]:
-        future = self._future = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future = self._future = loop.create_future()
 
         def wake() -> None:
             if not future.done():
                 future.set_result(None)
 
-        return wake
+        def wake_from_anywhere() -> None:
+            try:
+                loop.call_soon_threadsafe(wake)
+            except RuntimeError:  # the loop is closed: nobody waits
+                pass
+
+        return wake_from_anywhere
 
     async def wait(self, seconds: float) -> bool:
         try:

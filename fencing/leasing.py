@@ -27,6 +27,7 @@ from fencing.events import (
     OrphanFound,
     PolicySwitched,
     Unavailable,
+    log,
 )
 from fencing.flows import Held, unavailable
 from fencing.gate import Gate, Seat
@@ -258,7 +259,10 @@ def _after_fork() -> None:
     global _SHARING
     _SHARING = threading.Lock()
     for leases in tuple(_EVERYWHERE):
-        leases.after_fork()
+        try:
+            leases.after_fork()
+        except Exception:  # noqa: BLE001  the others must get over it all the same
+            log.exception("leases of %r did not get over the fork", leases.namespace)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -134,8 +134,9 @@ class Renewer:
     def _start(self) -> None:
         if self._attended:
             return
-        self._thread = threading.Thread(target=self._run, name="fencing-renewer", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="fencing-renewer", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _run(self) -> None:
         while True:
@@ -192,7 +193,7 @@ class AsyncRenewer:
         """Look after the lease from now on."""
         self._new[lease] = None
         self._used = True
-        if lease.early < self._wake_at:
+        if lease.early < self._wake_at or asyncio.get_running_loop() is not self._loop:
             self._arm(lease.early)
 
     def drop(self, lease: Renewable) -> None:
@@ -216,7 +217,7 @@ class AsyncRenewer:
     def watch(self) -> None:
         """See to it that connections kept by the backend are given back when nothing happens any more."""
         self._used = True
-        if self._timer is None:
+        if self._timer is None or asyncio.get_running_loop() is not self._loop:
             self._arm(self._clock.now() + IDLE)
 
     async def turn(self) -> float | None:

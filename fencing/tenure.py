@@ -15,7 +15,10 @@ Every change of state is in one table.
     CONTINUED ──superseded, unknown──▶ LOST
 
     RELEASING ──released──▶ RELEASED
-    RELEASING ──kept──▶ HELD                (the release did not arrive)
+    RELEASING ──kept──▶ KEPT                (the release did not arrive: not renewed, may be released again)
+    KEPT ──releasing──▶ RELEASING
+    KEPT ──renewed──▶ HELD
+    KEPT ──expired, superseded, unknown──▶ LOST
     RELEASING ──expired, superseded, unknown──▶ LOST
 
 LOST is sticky, and RELEASED and LEFT are ends: whatever comes later comes too late and changes nothing. So a
@@ -25,7 +28,6 @@ renewal that was under way when the lease was released cannot make it look lost,
 from __future__ import annotations
 
 from enum import StrEnum
-from math import inf
 
 from fencing.errors import LeaseLost, LossReason
 from fencing.policies import Renewal
@@ -36,6 +38,8 @@ class State(StrEnum):
     CONTINUED = "continued"
     """Renewal failed and the policy is to go on: the ledger alone decides."""
     RELEASING = "releasing"
+    KEPT = "kept"
+    """It was to be released, and nothing arrived: it runs out, or is released again."""
     RELEASED = "released"
     LEFT = "left"
     """The work is done and the lease is left to expire."""
@@ -68,7 +72,14 @@ TRANSITIONS: dict[State, dict[Signal, State]] = {
     },
     State.RELEASING: {
         Signal.RELEASED: State.RELEASED,
-        Signal.KEPT: State.HELD,
+        Signal.KEPT: State.KEPT,
+        Signal.EXPIRED: State.LOST,
+        Signal.SUPERSEDED: State.LOST,
+        Signal.UNKNOWN: State.LOST,
+    },
+    State.KEPT: {
+        Signal.RENEWED: State.HELD,
+        Signal.RELEASING: State.RELEASING,
         Signal.EXPIRED: State.LOST,
         Signal.SUPERSEDED: State.LOST,
         Signal.UNKNOWN: State.LOST,
@@ -105,52 +116,25 @@ class Tenure:
     Times are seconds of the clock that the caller reads; nothing here does.
     """
 
-    __slots__ = (
-        "_crossed",
-        "_ends",
-        "_flights",
-        "_sticky",
-        "_unsure",
-        "acquired_at",
-        "failures",
-        "max_hold_told",
-        "overdue",
-        "since",
-        "state",
-        "ttl",
-    )
+    __slots__ = ("_sticky", "acquired_at", "deadline", "failures", "max_hold_told", "since", "state", "ttl")
 
     def __init__(self, ttl: float, since: float) -> None:
         self.ttl = ttl
         self.acquired_at = since
-        self.since = since
+        self.since = since  # when the last request that succeeded was sent
+        self.deadline = since + ttl
         self.failures = 0
         self.state = State.HELD
         self.max_hold_told = False
-        self.overdue = False  # to be renewed at once
-        self._ends = since + ttl  # as confirmed by the last answer
-        self._unsure = inf  # when it ends if a request took effect whose answer is not known
-        self._flights = 0  # requests under way
-        self._crossed = False  # two of them were, at once
         self._sticky: LeaseLost | None = None
-
-    @property
-    def deadline(self) -> float:
-        """When it ends at the earliest, whichever of the requests under way takes effect last."""
-        return min(self._ends, self._unsure)
-
-    def over(self, now: float) -> bool:
-        """Whether the deadline has passed."""
-        return now >= self._ends or now >= self._unsure
-
-    @property
-    def window(self) -> float:
-        """For how long it lasts from the last success: its TTL, but for a shorter one that may have arrived."""
-        return self.deadline - self.since
 
     @property
     def lost(self) -> LeaseLost | None:
         return self._sticky
+
+    def over(self, now: float) -> bool:
+        """Whether the deadline has passed."""
+        return now >= self.deadline
 
     def signal(self, signal: Signal) -> bool:
         """Move as the table says; False when it comes too late."""
@@ -160,39 +144,30 @@ class Tenure:
         self.state = after
         return True
 
-    def asked(self, sent_at: float, ttl: float) -> None:
-        """A renewal is under way: from now on it may be what the backend goes by."""
-        self._flights += 1
-        self._crossed = self._crossed or self._flights > 1
-        self._unsure = min(self._unsure, sent_at + ttl)
-
-    def answered(self) -> bool:
-        """A renewal is not under way any more; whether it crossed another, so that nobody knows which came last."""
-        crossed = self._crossed
-        self._flights = max(self._flights - 1, 0)
-        if self._flights == 0:
-            self._crossed = False
-        return crossed
-
     def renewed(self, sent_at: float, ttl: float | None = None) -> bool:
-        """A renewal sent at `sent_at` succeeded; `ttl` when it changed the TTL."""
-        crossed = self.answered()
+        """A renewal to `ttl` (or the present one) that was sent at `sent_at` succeeded.
+
+        Safe because a backend never shortens: whichever of several renewals came last there, and however late
+        one that was given up arrives, the lease lasts as long as any of those that succeeded was promised.
+        """
         if not self.signal(Signal.RENEWED):
             return False
-        if ttl is not None:
-            self.ttl = ttl
-        self.failures = 0
         self.since = max(self.since, sent_at)
-        self.overdue = crossed and self._flights == 0
-        if not crossed:
-            self._ends, self._unsure = self.since + self.ttl, inf
+        self.deadline = max(self.deadline, sent_at + (self.ttl if ttl is None else ttl))
+        self.failures = 0
+        return True
+
+    def extended(self, sent_at: float, ttl: float) -> bool:
+        """As `renewed`, and the TTL is this from now on, also when it is shorter than what is left."""
+        if not self.renewed(sent_at, ttl):
+            return False
+        self.ttl = ttl
+        self.deadline = sent_at + ttl
         return True
 
     def failed(self, renewal: Renewal) -> bool:
         """A renewal failed; True when that was one too many in a row."""
-        self.answered()
         self.failures += 1
-        self.overdue = False
         return self.failures >= renewal.failures
 
     def lose(self, name: str, reason: LossReason, text: str | None = None) -> bool:
@@ -206,7 +181,7 @@ class Tenure:
     def next_at(self, renewal: Renewal | None) -> tuple[float, bool]:
         """When this lease next wants attention, and whether that is to be renewed (else: it runs out then)."""
         if renewal is not None:
-            due = self.since + (0.0 if self.overdue else renewal.due(self.window, self.failures))
+            due = self.since + renewal.due(self.ttl, self.failures)
             allowed = renewal.max_hold is None or due - self.acquired_at < renewal.max_hold
             if allowed and due < self.deadline:
                 return due, True

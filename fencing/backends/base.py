@@ -55,7 +55,7 @@ class Remint(NamedTuple):
 
 
 class Renew(NamedTuple):
-    """Count the TTL anew if the holder still holds all of the target."""
+    """Count the TTL anew if the holder still holds all of the target; never to less than is left."""
 
     target: Target
     holder: str

@@ -7,10 +7,9 @@ of what a command costs in redis-py lies between its client and the socket.
 from __future__ import annotations
 
 import asyncio
-import os
 import select
 import socket
-import struct
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -21,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
 from redis.retry import Retry
 
+from fencing.backends.base import CALL_TIMEOUT
 from fencing.errors import BackendUnavailable, ConfigurationError, FencingError
 
 FRESH = 1.0
@@ -45,7 +45,7 @@ _PUSHED = (hiredis.PushNotification,) if hasattr(hiredis, "PushNotification") el
 _MORE = object()
 _TIMEOUTS = (TimeoutError, BlockingIOError, redis.exceptions.TimeoutError)
 
-TROUBLE = (RedisError, OSError, hiredis.HiredisError)
+TROUBLE = (RedisError, OSError, UnicodeError, hiredis.HiredisError)
 """What may be raised while connecting and speaking. (asyncio's TimeoutError is an OSError.)"""
 
 
@@ -75,12 +75,13 @@ def elsewhere(error: Exception) -> bool:
     return "READONLY" in text or text.startswith(("LOADING", "MASTERDOWN"))
 
 
-def _readable(sock: socket.socket) -> bool:
-    if hasattr(select, "poll"):  # select() knows only the first 1024 files of a process
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
-        return bool(poll.poll(0))
-    return bool(select.select([sock], [], [], 0)[0])
+def _poller(sock: socket.socket) -> Callable[[float], object]:
+    """Waits for so many milliseconds until there is something to read; false when there is not."""
+    if not hasattr(select, "poll"):
+        return lambda _: True  # the socket's own timeout bounds it
+    poll = select.poll()  # select() knows only the first 1024 files of a process
+    poll.register(sock, select.POLLIN)
+    return poll.poll
 
 
 class Line:
@@ -89,19 +90,24 @@ class Line:
     Half of what a command costs in redis-py is between those two.
     """
 
-    __slots__ = ("_connection", "_reader", "_socket", "_timeout", "used")
+    __slots__ = ("_connection", "_pending", "_poll", "_reader", "_socket", "used")
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._socket: socket.socket = connection._sock
         self._reader = hiredis.Reader(notEnoughData=_MORE)
-        self._timeout = -1.0
+        self._socket.settimeout(None if hasattr(select, "poll") else CALL_TIMEOUT)
+        # Waiting by one poll() a reply. Python's own socket timeout polls twice, and the kernel's (SO_RCVTIMEO)
+        # starts anew at each signal.
+        self._poll: Callable[[float], object] = _poller(self._socket)
+        self._pending = getattr(self._socket, "pending", None)  # TLS may have read more than it gave
         self.used = 0.0
 
     @classmethod
     def open(cls, pool: Any, timeout: float) -> Line:
         """A new one, with the settings of the pool's connections, but for our own bounds."""
-        bounds = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+        step = timeout / 3  # greeting the server takes a few round trips
+        bounds = {"socket_timeout": step, "socket_connect_timeout": step}
         connection = pool.connection_class(**_settings(pool, **bounds, retry=Retry(NoBackoff(), 0)))
         connection.connect()
         return cls(connection)
@@ -109,11 +115,12 @@ class Line:
     def exchange(self, packed: bytes, replies: list[object], count: int, timeout: float) -> None:
         """Send, and append `count` replies; error replies are appended like others."""
         sock, reader = self._socket, self._reader
-        if timeout != self._timeout:
-            self._bound(timeout)
         sock.sendall(packed)
         ends = 0.0
+        left = timeout
         while True:
+            if not (self._pending and self._pending()) and not self._poll(left * 1000):
+                raise TimeoutError("no answer")
             data = sock.recv(65536)
             if not data:
                 raise ConnectionError("the server closed the connection")
@@ -123,28 +130,19 @@ class Line:
                     continue
                 replies.append(reply)
                 if len(replies) == count:
+                    if reader.has_data():
+                        raise ConnectionError("the server said more than it was asked")
                     self.used = monotonic()
                     return
             now = monotonic()
             ends = ends or now + timeout
-            if now > ends:
+            left = ends - now
+            if left <= 0:
                 raise TimeoutError("the replies came too slowly")
-
-    def _bound(self, timeout: float) -> None:
-        """Bound every send and receive. Left to the kernel where it can: Python's own bound polls each time."""
-        if type(self._socket) is socket.socket and os.name == "posix":
-            self._socket.settimeout(None)
-            seconds, rest = divmod(int(timeout * 1_000_000), 1_000_000)
-            timeval = struct.pack("ll", seconds, rest)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
-        else:
-            self._socket.settimeout(timeout)
-        self._timeout = timeout
 
     def usable(self) -> bool:
         """Whether it may be used again: a server that went away meanwhile has made it readable."""
-        return monotonic() - self.used < FRESH or not _readable(self._socket)
+        return monotonic() - self.used < FRESH or not self._poll(0)
 
     def close(self) -> None:
         self._connection.disconnect()
@@ -213,6 +211,8 @@ class AsyncLine(asyncio.Protocol):
                     replies.append(reply)
         except hiredis.HiredisError as error:
             self._fail(error)
+        if len(replies) > self._wanted or (len(replies) == self._wanted and parser.has_data()):
+            self._fail(ConnectionError("the server said more than it was asked"))
         if len(replies) >= self._wanted and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -139,7 +139,7 @@ class MemoryBackend:
         held = [entry for entry in live if entry is not None]
         if len(held) == len(keys):
             for entry in held:
-                entry.ends = ends
+                entry.ends = max(entry.ends, ends)
             return Granted(held[0].token)
         token = self._mint(target.namespace, command.floor)
         if token is None:
@@ -170,7 +170,7 @@ class MemoryBackend:
 
     def _renew(self, command: Renew) -> Reply:
         for entry in self._entries(command):
-            entry.ends = self.clock.now() + command.ttl_ms / 1000
+            entry.ends = max(entry.ends, self.clock.now() + command.ttl_ms / 1000)
         return Done()
 
     def _release(self, command: Release) -> Reply:

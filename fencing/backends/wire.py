@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources as package_resources
+from math import inf
 from typing import NamedTuple
 
 from fencing.backends.base import (
@@ -198,7 +199,7 @@ def _held_by(resource: str, value: object, left_ms: object) -> HeldBy:
         token=_token(value[35:51]),
         label=value[71:].decode("utf-8", "replace"),
         held_since=int(value[52:68]) / 1e6,
-        time_left=max(left_ms, 0) / 1000,
+        time_left=inf if left_ms == -1 else max(left_ms, 0) / 1000,  # -1: somebody took its TTL away
     )
 
 
@@ -208,6 +209,9 @@ def _orphans(target: Target, raw: Sequence[object]) -> tuple[Orphan, ...]:
         index, note, left_ms = raw[at : at + 3]
         if not isinstance(index, int) or not isinstance(left_ms, int):
             raise ValueError("a note is an index, a lease and a TTL")
-        previous = _held_by(target.resources[index], note, 0)
+        try:
+            previous = _held_by(target.resources[index], note, 0)
+        except ConfigurationError:
+            continue  # a note of another version, or nobody's: the lease itself is granted
         found.append(Orphan(previous, max(NOTE_KEEP_MS - left_ms, 0) / 1000))
     return tuple(found)

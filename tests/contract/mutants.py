@@ -223,6 +223,13 @@ class DoesNotRenew(Mutant):
         return Done()
 
 
+class ShortensOnRenewal(Mutant):
+    def _renew(self, command: Renew) -> Reply:
+        for entry in self.mine(command):
+            entry.ends = self.clock.now() + command.ttl_ms / 1000
+        return Done()
+
+
 class RenewsOnce(Mutant):
     def _renew(self, command: Renew) -> Reply:
         earlier = [asked for asked in self.asked[:-1] if asked == command]

@@ -42,6 +42,7 @@ from fencing.token import HeldBy, new_holder
 
 LONG = 60.0  # seconds: no test lasts until such a lease ends
 SHORT = 0.03  # seconds: a lease to be waited out
+MEDIUM = 0.25  # seconds: a lease to be renewed in time, and then waited out
 DAY_US = 86_400 * 1_000_000
 YEAR_US = 365 * DAY_US
 

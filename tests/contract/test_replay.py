@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contract.subjects import LONG, SHORT, Subject, race
+from contract.subjects import LONG, MEDIUM, SHORT, Subject, race
 
 from fencing.backends.base import Acquire, Done, Granted, NotHeld
 
@@ -53,16 +53,16 @@ def test_an_acquire_sent_again_by_two_threads_at_once_is_granted_one_token(subje
 
 
 def test_an_acquire_sent_again_moves_the_orphan_that_it_would_leave(subject: Subject) -> None:
-    taken = subject.take("invoice:42", ttl=LONG)
-    subject.acquire("invoice:42", holder=taken.holder, ttl=SHORT)
+    taken = subject.take("invoice:42", ttl=MEDIUM)
     began = subject.now()
-    subject.elapse_past(SHORT)
+    subject.acquire("invoice:42", holder=taken.holder, ttl=2 * MEDIUM)
+    subject.elapse_past(2 * MEDIUM)
     subject.elapse_past(SHORT)
     [orphan] = subject.take("invoice:42").reply.orphans or [None]
 
     assert orphan is not None
     assert orphan.previous.holder == taken.holder
-    assert SHORT <= orphan.unowned <= subject.now() - began - SHORT + 0.005
+    assert SHORT <= orphan.unowned <= subject.now() - began - 2 * MEDIUM + 0.005
 
 
 def test_an_acquire_that_arrives_after_its_release_is_an_ordinary_acquire(subject: Subject) -> None:

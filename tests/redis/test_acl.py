@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from contract.subjects import Subject
+from contract.subjects import LONG, Subject
 
 from fencing.backends.base import Done, Granted
 from fencing.embedded import RedisServer
@@ -42,10 +42,11 @@ def live_a_whole_life(subject: Subject) -> None:
     taken = subject.take("invoice:42", "invoice:43")
     assert subject.acquire("invoice:42", "invoice:43", holder=taken.holder) == Granted(taken.token)
     subject.acquire("invoice:42")
-    assert subject.renew("invoice:42", "invoice:43", holder=taken.holder) == Done()
+    assert subject.renew("invoice:42", "invoice:43", holder=taken.holder, ttl=2 * LONG) == Done()
     subject.renew("invoice:42", holder=subject.fresh_holder())
-    reminted = subject.remint("invoice:42", "invoice:43", holder=taken.holder, floor=taken.token + 10**9)
-    assert reminted == Granted(taken.token + 10**9 + 1)
+    counted = (taken.token // 10) * 10 + 10**9  # a token that ends in 0 is counted when it is released
+    reminted = subject.remint("invoice:42", "invoice:43", holder=taken.holder, floor=counted - 1)
+    assert reminted == Granted(counted)
     subject.peek("invoice:42")
     assert subject.release("invoice:42", "invoice:43", holder=taken.holder) == Done()
     subject.release("invoice:42", holder=taken.holder)

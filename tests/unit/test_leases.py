@@ -741,8 +741,8 @@ async def test_extending_by_nonsense_is_refused_and_changes_nothing(twin: AnyTwi
 @story
 async def test_an_extended_lease_does_not_outlast_what_the_backend_was_told(twin: AnyTwin) -> None:
     lease = await twin.do(twin.leases().acquire("a"))
-    await twin.do(lease.extend(1.0009))
-    twin.clock.pause(1.0005)
+    await twin.do(lease.extend(100.0009))
+    twin.clock.pause(100.0005)
     assert await twin.do(twin.leases().try_acquire("a"))
     with pytest.raises(LeaseLost):
         lease.check()
@@ -782,19 +782,18 @@ def test_an_extension_crossed_by_a_renewal_does_not_outlast_what_the_backend_kno
     assert twin.holder_of("a") == lease.holder
 
 
-def test_an_extension_crossed_by_a_renewal_counts_as_the_shorter_one_while_the_backend_is_down() -> None:
+def test_an_extension_crossed_by_a_renewal_is_what_the_backend_keeps() -> None:
     twin = Threads()
     twin.live_on(Crossing(twin.clock))
     lease = twin.leases().acquire("a")
     extend_across_a_renewal(twin.backend, lease)
     twin.backend.fail_next(100)
     twin.clock.advance(TTL + 1)
-    assert twin.holder_of("a") is None
-    with pytest.raises(LeaseLost):
-        lease.check()
+    assert lease.held
+    assert twin.holder_of("a") == lease.holder
 
 
-def test_a_renewal_crossed_by_an_extension_counts_as_the_shorter_one_while_the_backend_is_down() -> None:
+def test_a_renewal_crossed_by_an_extension_does_not_shorten_it() -> None:
     """The other way round: the renewal was under way when the extension came, and arrives after it."""
     twin = Threads()
 
@@ -809,9 +808,8 @@ def test_a_renewal_crossed_by_an_extension_counts_as_the_shorter_one_while_the_b
     lease._leases._renewer.turn()
     twin.backend.fail_next(100)
     twin.clock.pause(TTL + 1)
-    assert twin.holder_of("a") is None
-    with pytest.raises(LeaseLost):
-        lease.check()
+    lease.check()
+    assert twin.holder_of("a") == lease.holder
 
 
 @story
@@ -850,15 +848,20 @@ async def test_a_renewal_or_a_look_that_fails_at_once_is_tried_once_more(twin: A
 
 
 @story
-async def test_an_extension_to_less_whose_answer_was_lost_counts(twin: AnyTwin) -> None:
+async def test_an_extension_to_less_shortens_nothing_at_the_backend(twin: AnyTwin) -> None:
     lease = await twin.do(twin.leases().acquire("a", ttl=300.0))
     twin.backend.lose_replies(2)
     with pytest.raises(BackendUnavailable):
         await twin.do(lease.extend(1.0))
     twin.clock.pause(2.0)
-    assert await twin.do(twin.leases().try_acquire("a"))
+    lease.check()
+    assert twin.holder_of("a") == lease.holder
+    await twin.do(lease.extend(1.0))
+    assert lease.time_left == 1.0
+    twin.clock.pause(2.0)
     with pytest.raises(LeaseLost):
         lease.check()
+    assert twin.holder_of("a") == lease.holder
 
 
 # Peek
@@ -1311,7 +1314,7 @@ async def test_an_observer_that_raises_never_reaches_the_caller(
 @story
 async def test_an_observer_that_says_what_it_wants_gets_only_that(twin: AnyTwin) -> None:
     class Picky:
-        events = (Released, Lost)
+        wants = (Released, Lost)
 
         def __init__(self) -> None:
             self.seen: list[Event] = []

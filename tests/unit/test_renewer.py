@@ -422,21 +422,6 @@ async def test_a_lease_extended_to_less_is_renewed_in_time(twin: AnyTwin) -> Non
 
 
 @story
-async def test_a_lease_that_may_have_been_extended_to_less_is_renewed_in_time(twin: AnyTwin) -> None:
-    lease = await twin.do(twin.leases().acquire("a", ttl=300))
-    await twin.advance(1.0)
-    twin.backend.lose_replies(2)
-    with pytest.raises(BackendUnavailable):
-        await twin.do(lease.extend(TTL))
-    assert lease.time_left == TTL
-    due, _ = lease.next_due()
-    assert lease.early <= due
-    await twin.advance(60)
-    assert lease.held
-    assert lease.time_left > 200
-
-
-@story
 async def test_a_lease_extended_to_less_wakes_the_renewer(twin: AnyTwin) -> None:
     """With a real clock the renewer sleeps until the first `early` it knows of."""
     lease = await twin.do(twin.leases().acquire("a", ttl=300))

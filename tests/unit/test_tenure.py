@@ -126,7 +126,16 @@ def test_answers_that_overtake_each_other_do_not_move_the_deadline_back() -> Non
 
 def test_a_renewal_may_change_the_ttl() -> None:
     tenure = Tenure(ttl=9.0, since=100.0)
-    tenure.renewed(103.0, 60.0)
+    tenure.extended(103.0, 60.0)
+    assert (tenure.ttl, tenure.deadline) == (60.0, 163.0)
+    tenure.extended(104.0, 5.0)
+    assert (tenure.ttl, tenure.deadline) == (5.0, 109.0)
+
+
+def test_a_renewal_never_shortens() -> None:
+    tenure = Tenure(ttl=9.0, since=100.0)
+    tenure.extended(103.0, 60.0)
+    tenure.renewed(104.0, 9.0)
     assert (tenure.ttl, tenure.deadline) == (60.0, 163.0)
 
 

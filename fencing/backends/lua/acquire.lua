@@ -19,8 +19,10 @@ for i = 3, last, 2 do
 end
 if mine == last - 2 then
   for i = 3, last, 2 do
-    call('PEXPIRE', KEYS[i], ttl)
-    if note_ttl ~= '0' then call('PEXPIRE', KEYS[i + 1], note_ttl) end
+    if call('PTTL', KEYS[i]) < tonumber(ttl) then
+      call('PEXPIRE', KEYS[i], ttl)
+      if note_ttl ~= '0' then call('PEXPIRE', KEYS[i + 1], note_ttl) end
+    end
   end
   return {'granted', token}
 end
