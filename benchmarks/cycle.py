@@ -16,7 +16,7 @@ from fencing.backends.wire import pack, pack_target
 from fencing.embedded import RedisServer
 from fencing.token import new_holder
 
-CYCLES = 200
+CYCLES = 500
 
 
 def run() -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-ROUNDS = 81
+ROUNDS = 61
 T = TypeVar("T")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-from fencing.backends.base import Acquire, Done, NotHeld, Release, Renew, Reply
+from fencing.backends.base import Acquire, Done, NotHeld, Release, Renew, Reply, new
 from fencing.clock import Clock
 from fencing.errors import FencingError, LeaseLost, LeaseNotHeld, LossReason
 from fencing.events import (
@@ -366,7 +366,7 @@ class LeaseCore:
             self._raise_released()
         self._leases.forget(self)
         command = self._command
-        return Release(command.target, command.holder)
+        return new(Release, (command.target, command.holder))
 
     def _end_release(self, reply: Done | NotHeld | None) -> None:
         """Take in what came of a release; raises unless it is confirmed."""
@@ -375,7 +375,7 @@ class LeaseCore:
             outcome = "unknown" if reply is None else "confirmed"
             self._tell(Released, held_for=self._held_for(), outcome=outcome)
         if type(reply) is Done:
-            self._signal(Signal.RELEASED)
+            self._tenure.signal(Signal.RELEASED)  # from RELEASING nobody else moves it
             return
         name = self._command.target.name
         if isinstance(reply, NotHeld):

@@ -21,10 +21,11 @@ from fencing.backends.base import (
     Renew,
     Reply,
     Seen,
+    new,
 )
 from fencing.clock import Clock
 from fencing.errors import BackendUnavailable, ConfigurationError, LeaseLost, LeaseUnavailable
-from fencing.events import Observer
+from fencing.events import Acquired, Observer
 from fencing.flows import Answer, Ask, Claim, Held, Sleep, Step, Tell, acquire, release
 from fencing.gate import Seat
 from fencing.held import LeaseCore, Order
@@ -286,7 +287,7 @@ class Leases(LeasesCore):
             except BaseException as error:  # noqa: BLE001  the flow decides what it means
                 first = error
             if type(first) is Granted and self.ledger is None and now() < since + command.ttl_ms / 1000:
-                held = Held(first.token, since, first.orphans, 1)
+                held = new(Held, (first.token, since, first.orphans, 1))
             else:
                 claims = self.ledger is not None
                 flow = acquire(
@@ -302,9 +303,10 @@ class Leases(LeasesCore):
                 held = self.drive(flow)
             lease = Lease(self, order, held, seat, on_lost)
             seat.lease = lease
-            HELD_HERE.set((seat,) if not around else alive(around, seat))
+            HELD_HERE.set((seat,) if not around or around[0].lease is None else alive(around, seat))
             self._renewer.add(lease)
-            self._admitted(lease, order, held)
+            if held.orphans or Acquired in self.tell.wanted:
+                self._admitted(lease, order, held)
         except BaseException as error:
             self._leave_gate(resources, seat)
             self._refused(order, error)

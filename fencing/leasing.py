@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NoReturn, TypedDict, TypeVar
 
-from fencing.backends.base import Acquire, AsyncBackend, Backend
+from fencing.backends.base import Acquire, AsyncBackend, Backend, new
 from fencing.clock import Clock, SystemClock
 from fencing.errors import ConfigurationError, LeaseLost, LeaseUnavailable
 from fencing.events import (
@@ -167,8 +167,8 @@ class LeasesCore:
             self._raise_closed()
         source = self._policy
         policy = source if type(source) is Policy else self.policy_now()
-        for resource in resources:
-            check_resource(resource)
+        if len(resources) == 1:  # several were checked when they were counted
+            check_resource(resources[0])
         if renewal is not None:
             if not isinstance(renewal, Renewal):
                 raise ConfigurationError(f"renewal is a fencing.Renewal, not {renewal!r}")
@@ -177,18 +177,16 @@ class LeasesCore:
             wait = policy.wait
         elif not isinstance(wait, Wait):
             wait = replace(policy.wait, budget=wait)
-        hold = policy.hold_to_ttl if hold_to_ttl is None else hold_to_ttl
-        if hold is not True and hold is not False:
-            raise ConfigurationError(f"hold_to_ttl is True or False, not {hold!r}")
-        command = Acquire(
-            self.backend.target(self.namespace, resources),
-            new_holder(),
-            self._default_label if label is None else check_label(label),
-            ttl_ms(policy.ttl if ttl is None else ttl),
-            0,
-            not hold,
-        )
-        return Order(command, wait, renewal, hold, self.clock.now())
+        hold = policy.hold_to_ttl
+        if hold_to_ttl is not None:
+            if type(hold_to_ttl) is not bool:
+                raise ConfigurationError(f"hold_to_ttl is True or False, not {hold_to_ttl!r}")
+            hold = hold_to_ttl
+        target = self.backend.target(self.namespace, resources)
+        label = self._default_label if label is None else check_label(label)
+        whole = ttl_ms(policy.ttl if ttl is None else ttl)
+        command = new(Acquire, (target, new_holder(), label, whole, 0, not hold))
+        return new(Order, (command, wait, renewal, hold, self.clock.now()))
 
     def _raise_closed(self) -> NoReturn:
         raise ConfigurationError(f"these leases of {self.namespace!r} are closed")
@@ -212,9 +210,8 @@ class LeasesCore:
 
     def _admitted(self, lease: LeaseCore, order: Order, held: Held) -> None:
         """Tell what there is to tell of a lease just acquired."""
-        if held.orphans:
-            for orphan in held.orphans:
-                lease._tell(OrphanFound, previous=orphan.previous, unowned=orphan.unowned)
+        for orphan in held.orphans:
+            lease._tell(OrphanFound, previous=orphan.previous, unowned=orphan.unowned)
         if Acquired in self.tell.wanted:
             lease._tell(Acquired, waited=held.since - order.started, asked=held.asked)
 

@@ -19,6 +19,10 @@ NOTE_KEEP_MS = 3_600_000
 """How long the note of a holder outlives its lease, so that a takeover can tell an orphan."""
 
 
+new = tuple.__new__
+"""Makes a named tuple of ours without its Python-level `__new__`: these are made several times a cycle."""
+
+
 class Target(NamedTuple):
     """The resources of one lease, with what the backend packed for them once."""
 

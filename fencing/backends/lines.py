@@ -118,10 +118,11 @@ class Line:
         sock.sendall(packed)
         ends = 0.0
         left = timeout
+        size = 4096 if count == 1 else 65536  # a buffer of that size is made for each call
         while True:
-            if not (self._pending and self._pending()) and not self._poll(left * 1000):
+            if (self._pending is None or not self._pending()) and not self._poll(left * 1000):
                 raise TimeoutError("no answer")
-            data = sock.recv(65536)
+            data = sock.recv(size)
             if not data:
                 raise ConnectionError("the server closed the connection")
             reader.feed(data)
@@ -142,7 +143,7 @@ class Line:
 
     def usable(self) -> bool:
         """Whether it may be used again: a server that went away meanwhile has made it readable."""
-        return monotonic() - self.used < FRESH or not self._poll(0)
+        return not self._poll(0)
 
     def close(self) -> None:
         self._connection.disconnect()

@@ -17,7 +17,7 @@ import redis
 import redis.asyncio
 
 from fencing.backends.base import Command, Reply, Target
-from fencing.backends.lines import TROUBLE, AsyncLine, Line, elsewhere, translate
+from fencing.backends.lines import FRESH, TROUBLE, AsyncLine, Line, elsewhere, translate
 from fencing.backends.wire import MAX_SHARDS, decode, pack, pack_join, pack_target
 from fencing.errors import ConfigurationError, FencingError
 
@@ -146,9 +146,9 @@ class RedisBackend(_Redis):
             except IndexError:
                 line = Line.open(self._pool, timeout)
             else:
-                if kept.usable():
-                    line = kept
-                else:
+                line = kept
+                if monotonic() - kept.used > FRESH and not kept.usable():
+                    line = None
                     self._scrap(kept)
                     line = Line.open(self._pool, timeout)
             line.exchange(packed, replies, count, timeout)

@@ -30,6 +30,7 @@ from fencing.backends.base import (
     Reply,
     Seen,
     Target,
+    new,
 )
 from fencing.errors import BackendUnavailable, ConfigurationError
 from fencing.token import MAX_TOKEN, HeldBy
@@ -95,12 +96,16 @@ def pack_target(namespace: str, resources: tuple[str, ...], shards: int) -> Targ
     if len(resources) == 1:
         size = len(base)
         name = resources[0].encode()
-        return Target(
-            namespace,
-            resources,
-            b"$1\r\n4\r\n%b$%d\r\n%blease:%b\r\n$%d\r\n%bnote:%b\r\n"
-            % (common, size + 6 + len(name), base, name, size + 5 + len(name), base, name),
+        packed = b"$1\r\n4\r\n%b$%d\r\n%blease:%b\r\n$%d\r\n%bnote:%b\r\n" % (
+            common,
+            size + 6 + len(name),
+            base,
+            name,
+            size + 5 + len(name),
+            base,
+            name,
         )
+        return new(Target, (namespace, resources, packed))
     if any(shard_of(resource, shards) != shard for resource in resources):
         raise ConfigurationError(
             f"{', '.join(resources)} are in different shards of {namespace!r} ({shards} shards): one lease "
@@ -157,7 +162,10 @@ def decode(command: Command, raw: object) -> Reply:
             raise ValueError("not an array")
         status = raw[0]
         if status == b"granted":
-            return Granted(_token(raw[1]), _orphans(command.target, raw) if len(raw) > 2 else ())
+            token = int(raw[1])
+            if 0 < token <= MAX_TOKEN and type(raw[1]) is bytes:
+                return new(Granted, (token, _orphans(command.target, raw) if len(raw) > 2 else ()))
+            raise ValueError(f"token {raw[1]!r}")
         if status == b"done":
             return DONE
         if status == b"busy":
