@@ -114,7 +114,10 @@ class Lease(LeaseCore):
         self._renew(None)
 
     def extend(self, ttl: float) -> None:
-        """Hold on for `ttl` seconds from now, and renew to that from here on. Raises as `renew`."""
+        """Hold on for `ttl` seconds from now, and renew to that from here on. Raises as `renew`.
+
+        Less than is left counts here at once; the backend never shortens, others wait for the longer time.
+        """
         self._renew(ttl)
 
     def _renew(self, ttl: float | None) -> None:

@@ -135,7 +135,10 @@ class AsyncLease(LeaseCore):
         await self._renew(None)
 
     async def extend(self, ttl: float) -> None:
-        """Hold on for `ttl` seconds from now, and renew to that from here on. Raises as `renew`."""
+        """Hold on for `ttl` seconds from now, and renew to that from here on. Raises as `renew`.
+
+        Less than is left counts here at once; the backend never shortens, others wait for the longer time.
+        """
         await self._renew(ttl)
 
     async def _renew(self, ttl: float | None) -> None:
