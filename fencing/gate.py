@@ -20,7 +20,7 @@ class Holding(Protocol):
     @property
     def held(self) -> bool: ...
 
-    def as_held_by(self, resource: str) -> HeldBy: ...
+    def _as_held_by(self, resource: str) -> HeldBy: ...
 
 
 class Seat:
@@ -119,7 +119,7 @@ class Gate:
         """What is known of the lease held in this process."""
         with self._mutex:
             seat = self._inside.get(resource)
-        return seat.lease.as_held_by(resource) if seat is not None and seat.lease is not None else None
+        return seat.lease._as_held_by(resource) if seat is not None and seat.lease is not None else None
 
     def waiting(self, resource: str) -> int:
         with self._mutex:

@@ -56,12 +56,12 @@ class Issuer(Protocol):
     life: object
     """Another one in a forked child."""
 
-    def policy_now(self) -> Policy: ...
+    def _policy_now(self) -> Policy: ...
 
-    def look_after(self, lease: Any) -> None:
+    def _look_after(self, lease: Any) -> None:
         """Renew the lease from now on."""
 
-    def forget(self, lease: Any) -> None:
+    def _forget(self, lease: Any) -> None:
         """Do not renew the lease any more."""
 
 
@@ -71,6 +71,7 @@ class LeaseCore:
     __slots__ = (
         "_born",
         "_command",
+        "_early",
         "_hold_to_ttl",
         "_leases",
         "_on_lost",
@@ -78,10 +79,9 @@ class LeaseCore:
         "_renewed_due",
         "_renewing",
         "_seat",
+        "_slot",
         "_tenure",
         "_token",
-        "early",
-        "slot",
     )
 
     def __init__(self, leases: Issuer, order: Order, held: Held, seat: Seat, on_lost: Any) -> None:
@@ -94,9 +94,9 @@ class LeaseCore:
         self._tenure = Tenure(order.command.ttl_ms / 1000, held.since)
         self._seat: Seat | None = seat
         self._on_lost = on_lost
-        self.slot = 0.0
+        self._slot = 0.0
         # Earlier than any policy renews it, and than its deadline.
-        self.early = held.since + self._tenure.ttl / 4
+        self._early = held.since + self._tenure.ttl / 4
         self._renewed_due = 0.0
         self._renewing = 0.0
 
@@ -171,7 +171,7 @@ class LeaseCore:
         self._notice()
         return self._tenure.state in STANDING
 
-    def as_held_by(self, resource: str) -> HeldBy:
+    def _as_held_by(self, resource: str) -> HeldBy:
         """This lease as another waiter of the process sees it."""
         clock = self._leases.clock
         since = clock.wall() - (clock.now() - self._tenure.acquired_at)
@@ -220,11 +220,11 @@ class LeaseCore:
     def _current_renewal(self) -> Renewal | None:
         if self._hold_to_ttl:
             return None
-        return self._renewal or self._leases.policy_now().renewal
+        return self._renewal or self._leases._policy_now().renewal
 
     # For the renewer.
 
-    def next_due(self) -> tuple[float, float] | None:
+    def _next_due(self) -> tuple[float, float] | None:
         """When it next wants attention, and the grain to which that may be rounded down."""
         tenure = self._tenure
         if tenure.state is not State.HELD:
@@ -239,7 +239,7 @@ class LeaseCore:
         self._renewed_due = at
         return at, min(max(tenure.ttl / 300, 0.001), 0.1)
 
-    def attend(self, now: float) -> tuple[Renew, float] | None:
+    def _attend(self, now: float) -> tuple[Renew, float] | None:
         """What to send to renew it, with its bound; finds it expired when it is."""
         tenure = self._tenure
         if tenure.state is not State.HELD:
@@ -254,7 +254,7 @@ class LeaseCore:
         self._renewing = tenure.ttl
         return self._renew_command(None), renewal.bound(tenure.ttl)
 
-    def settle(self, answer: Reply | FencingError, sent_at: float, took: float) -> None:
+    def _settle(self, answer: Reply | FencingError, sent_at: float, took: float) -> None:
         """Take in how a renewal went."""
         tenure = self._tenure
         if tenure.state is not State.HELD:
@@ -291,7 +291,7 @@ class LeaseCore:
 
     def _carry_on(self, failures: int) -> None:
         if self._signal(Signal.CARRIED_ON):
-            self._leases.forget(self)
+            self._leases._forget(self)
             self._tell(Abandoned, policy="continue", failures=failures)
 
     def _not_held(self, verb: str, reply: NotHeld) -> None:
@@ -308,7 +308,7 @@ class LeaseCore:
         with leases.mutex:
             if not self._tenure.lose(self._command.target.name, reason):
                 return
-        leases.forget(self)
+        leases._forget(self)
         self._leave_gate()
         self._tell(Lost, reason=reason, held_for=self._held_for())
         self._announce_loss()
@@ -364,7 +364,7 @@ class LeaseCore:
             return None
         if lost is None and not self._signal(Signal.RELEASING):
             self._raise_released()
-        self._leases.forget(self)
+        self._leases._forget(self)
         command = self._command
         return new(Release, (command.target, command.holder))
 
@@ -431,7 +431,7 @@ class LeaseCore:
 
     def _leave(self) -> None:
         if self._signal(Signal.LEFT):
-            self._leases.forget(self)
+            self._leases._forget(self)
             self._leave_gate()
             self._tell(LeftToExpire, held_for=self._held_for())
 
@@ -461,6 +461,6 @@ class LeaseCore:
                 renewed = tenure.extended(sent_at, self._command.ttl_ms / 1000)
         if not renewed:
             self.check()  # it ended while this was under way
-        self._leases.forget(self)
-        self.early = sent_at + tenure.ttl / 4
-        self._leases.look_after(self)
+        self._leases._forget(self)
+        self._early = sent_at + tenure.ttl / 4
+        self._leases._look_after(self)

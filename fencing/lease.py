@@ -65,7 +65,7 @@ class Lease(LeaseCore):
     def __enter__(self) -> Lease:
         leases = self._leases
         fresh = self._tenure.state is State.HELD and self._born is leases.life
-        if not fresh or leases.clock.now() > self.early:
+        if not fresh or leases.clock.now() > self._early:
             self.check()
         return self
 
@@ -100,7 +100,7 @@ class Lease(LeaseCore):
             return
         flow = release(command, now=leases.clock.now, started=started, first=first)
         try:
-            freed = leases.drive(flow)
+            freed = leases._drive(flow)
         except BaseException as error:
             self._release_failed(error)
             raise
@@ -124,7 +124,7 @@ class Lease(LeaseCore):
         leases = self._leases
         sent_at = leases.clock.now()
         command = self._begin_renew(ttl)
-        self._end_renew(leases.ask_twice(command), sent_at, ttl)
+        self._end_renew(leases._ask_twice(command), sent_at, ttl)
 
     def _announce_loss(self) -> None:
         if self._on_lost is not None:
@@ -224,7 +224,7 @@ class Leases(LeasesCore):
             self._raise_closed()
         target = self.backend.target(self.namespace, (check_resource(resource),))
         self._renewer.watch()
-        reply = self.ask_twice(Peek(target))
+        reply = self._ask_twice(Peek(target))
         assert isinstance(reply, Seen)
         return reply.held_by
 
@@ -303,7 +303,7 @@ class Leases(LeasesCore):
                     first=first,
                     since=since,
                 )
-                held = self.drive(flow)
+                held = self._drive(flow)
             lease = Lease(self, order, held, seat, on_lost)
             seat.lease = lease
             HELD_HERE.set((seat,) if not around or around[0].lease is None else alive(around, seat))
@@ -320,7 +320,7 @@ class Leases(LeasesCore):
 
     def _give_back(self, lease: Lease | None, command: Acquire) -> None:
         if lease is not None:
-            self.forget(lease)
+            self._forget(lease)
             lease._tenure.lose(command.target.name, "unknown")
         try:
             self.backend.ask(Release(command.target, command.holder), CALL_TIMEOUT)
@@ -343,7 +343,7 @@ class Leases(LeasesCore):
             self._refused(order, error)
             raise
 
-    def ask_twice(self, command: Renew | Peek) -> Reply:
+    def _ask_twice(self, command: Renew | Peek) -> Reply:
         """Ask, and again when that failed at once: a kept connection may have been closed meanwhile."""
         started = self.clock.now()
         try:
@@ -353,7 +353,7 @@ class Leases(LeasesCore):
                 raise
         return self.backend.ask(command, CALL_TIMEOUT)
 
-    def drive(self, flow: Generator[Step, Answer, R]) -> R:
+    def _drive(self, flow: Generator[Step, Answer, R]) -> R:
         """Do what a flow says it needs."""
         answer: Answer = None
         failure: BaseException | None = None
@@ -376,10 +376,10 @@ class Leases(LeasesCore):
         except StopIteration as end:
             return cast(R, end.value)
 
-    def look_after(self, lease: Lease) -> None:
+    def _look_after(self, lease: Lease) -> None:
         self._renewer.add(lease)
 
-    def forget(self, lease: Lease) -> None:
+    def _forget(self, lease: Lease) -> None:
         self._renewer.drop(lease)
 
     def after_fork(self) -> None:

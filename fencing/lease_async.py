@@ -73,7 +73,7 @@ class AsyncLease(LeaseCore):
     async def __aenter__(self) -> AsyncLease:
         leases = self._leases
         fresh = self._tenure.state is State.HELD and self._born is leases.life
-        if not fresh or leases.clock.now() > self.early:
+        if not fresh or leases.clock.now() > self._early:
             self.check()
         task = asyncio.current_task()
         assert task is not None
@@ -121,7 +121,7 @@ class AsyncLease(LeaseCore):
             return
         flow = release(command, now=leases.clock.now, started=started, first=first)
         try:
-            freed = await leases.drive(flow, tidying=isinstance(first, asyncio.CancelledError))
+            freed = await leases._drive(flow, tidying=isinstance(first, asyncio.CancelledError))
         except BaseException as error:
             self._release_failed(error)
             raise
@@ -145,7 +145,7 @@ class AsyncLease(LeaseCore):
         leases = self._leases
         sent_at = leases.clock.now()
         command = self._begin_renew(ttl)
-        self._end_renew(await leases.ask_twice(command), sent_at, ttl)
+        self._end_renew(await leases._ask_twice(command), sent_at, ttl)
 
     def _sticky(self) -> LeaseLost:
         lost = self._tenure.lost
@@ -178,7 +178,7 @@ class AsyncLease(LeaseCore):
             self._leases._callback_failed("on_lost", error, name)
             return
         if inspect.isawaitable(outcome):
-            self._leases.spawn(self._await_on_lost(outcome))
+            self._leases._spawn(self._await_on_lost(outcome))
 
     async def _await_on_lost(self, outcome: Awaitable[object]) -> None:
         try:
@@ -319,7 +319,7 @@ class AsyncLeases(LeasesCore):
             self._raise_closed()
         target = self.backend.target(self.namespace, (check_resource(resource),))
         self._renewer.watch()
-        reply = await self.ask_twice(Peek(target))
+        reply = await self._ask_twice(Peek(target))
         assert isinstance(reply, Seen)
         return reply.held_by
 
@@ -400,7 +400,7 @@ class AsyncLeases(LeasesCore):
                     first=first,
                     since=since,
                 )
-                held = await self.drive(flow, tidying=isinstance(first, asyncio.CancelledError))
+                held = await self._drive(flow, tidying=isinstance(first, asyncio.CancelledError))
             lease = AsyncLease(self, order, held, seat, on_lost)
             seat.lease = lease
             self._renewer.add(lease)
@@ -416,7 +416,7 @@ class AsyncLeases(LeasesCore):
 
     async def _give_back(self, lease: AsyncLease | None, command: Acquire) -> None:
         if lease is not None:
-            self.forget(lease)
+            self._forget(lease)
             lease._tenure.lose(command.target.name, "unknown")
         try:
             await self.backend.ask(Release(command.target, command.holder), CALL_TIMEOUT)
@@ -439,7 +439,7 @@ class AsyncLeases(LeasesCore):
             self._refused(order, error)
             raise
 
-    async def ask_twice(self, command: Renew | Peek) -> Reply:
+    async def _ask_twice(self, command: Renew | Peek) -> Reply:
         """Ask, and again when that failed at once: a kept connection may have been closed meanwhile."""
         started = self.clock.now()
         try:
@@ -449,7 +449,7 @@ class AsyncLeases(LeasesCore):
                 raise
         return await self.backend.ask(command, CALL_TIMEOUT)
 
-    async def drive(self, flow: Generator[Step, Answer, R], *, tidying: bool = False) -> R:
+    async def _drive(self, flow: Generator[Step, Answer, R], *, tidying: bool = False) -> R:
         """Do what a flow says it needs. After a cancellation it only tidies up, and is not cancelled again."""
         answer: Answer = None
         failure: BaseException | None = None
@@ -476,7 +476,7 @@ class AsyncLeases(LeasesCore):
 
     async def _insist(self, work: Coroutine[Any, Any, R]) -> R:
         """The result of `work`, which is bounded, whoever wants to cancel us meanwhile."""
-        task = self.spawn(work)
+        task = self._spawn(work)
         while not task.done():
             try:
                 await asyncio.shield(task)
@@ -486,17 +486,17 @@ class AsyncLeases(LeasesCore):
                 break
         return task.result()
 
-    def spawn(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+    def _spawn(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
         """Run `work` as a task that is not collected before it is done."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def look_after(self, lease: AsyncLease) -> None:
+    def _look_after(self, lease: AsyncLease) -> None:
         self._renewer.add(lease)
 
-    def forget(self, lease: AsyncLease) -> None:
+    def _forget(self, lease: AsyncLease) -> None:
         self._renewer.drop(lease)
 
     def after_fork(self) -> None:

@@ -110,7 +110,7 @@ class LeasesCore:
     def policy(self) -> Policy:
         """The policy as it is now. Set a `Policy`, or a callable that is asked at each decision, to switch it
         while leases are held: the next renewal goes by the new one."""
-        return self.policy_now()
+        return self._policy_now()
 
     @policy.setter
     def policy(self, policy: PolicySource) -> None:
@@ -123,7 +123,7 @@ class LeasesCore:
         if PolicySwitched in self.tell.wanted:
             self.tell(PolicySwitched(namespace=self.namespace, resource="", policy=repr(now)))
 
-    def policy_now(self) -> Policy:
+    def _policy_now(self) -> Policy:
         """What the policy says at this moment; a callable that fails leaves the last good one in force."""
         source = self._policy
         if type(source) is Policy:
@@ -166,7 +166,7 @@ class LeasesCore:
         if self._closed:
             self._raise_closed()
         source = self._policy
-        policy = source if type(source) is Policy else self.policy_now()
+        policy = source if type(source) is Policy else self._policy_now()
         if len(resources) == 1:  # several were checked when they were counted
             check_resource(resources[0])
         if renewal is not None:
@@ -200,11 +200,11 @@ class LeasesCore:
             raise ConfigurationError("name at least one resource")
         return names
 
-    def look_after(self, lease: Any) -> None:
+    def _look_after(self, lease: Any) -> None:
         """Renew the lease from now on."""
         raise NotImplementedError
 
-    def forget(self, lease: Any) -> None:
+    def _forget(self, lease: Any) -> None:
         """Do not renew the lease any more."""
         raise NotImplementedError
 

@@ -28,7 +28,7 @@ def _batches(leases: Iterable[R], now: float) -> dict[float, list[tuple[R, Renew
     """What to send, by how long it may take, the shortest first."""
     batches: dict[float, list[tuple[R, Renew]]] = {}
     for lease in leases:
-        wanted = lease.attend(now)
+        wanted = lease._attend(now)
         if wanted is not None:
             command, bound = wanted
             batches.setdefault(bound, []).append((lease, command))
@@ -43,7 +43,7 @@ def _settle(
 ) -> None:
     missing = BackendUnavailable("the backend left out an answer")
     for at, (lease, _) in enumerate(batch):
-        lease.settle(answers[at] if at < len(answers) else missing, sent_at, took)
+        lease._settle(answers[at] if at < len(answers) else missing, sent_at, took)
 
 
 def _broken(error: Exception, count: int) -> Sequence[Reply | FencingError]:
@@ -74,12 +74,12 @@ class Renewer:
         # and the renewer sets the time first and then looks at the dict: one of the two sees the other.
         self._new[lease] = None
         self._used = True
-        if lease.early < self._wake_at:
+        if lease._early < self._wake_at:
             with self._condition:
                 if self._thread is None:
                     self._start()
-                elif lease.early < self._wake_at:
-                    self._wake_at = lease.early
+                elif lease._early < self._wake_at:
+                    self._wake_at = lease._early
                     self._condition.notify()
 
     def drop(self, lease: Renewable) -> None:
@@ -93,7 +93,7 @@ class Renewer:
 
     def _file(self, leases: Iterable[Renewable]) -> None:
         # What a lease says may be its user's code (a policy callable, an observer): never under the lock.
-        dues = [(lease, due) for lease in leases if (due := lease.next_due()) is not None]
+        dues = [(lease, due) for lease in leases if (due := lease._next_due()) is not None]
         with self._condition:
             for lease, due in dues:
                 self._wheel.put(lease, *due)
@@ -151,7 +151,7 @@ class Renewer:
                 idle = self._clock.now() + IDLE
                 self._wake_at = idle if due is None else min(due, idle)
                 for lease in tuple(self._new):
-                    self._wake_at = min(self._wake_at, lease.early)
+                    self._wake_at = min(self._wake_at, lease._early)
                 if due is None and not used and not self._new:
                     self._thread, self._wake_at = None, inf
                     break
@@ -193,8 +193,8 @@ class AsyncRenewer:
         """Look after the lease from now on."""
         self._new[lease] = None
         self._used = True
-        if lease.early < self._wake_at or asyncio.get_running_loop() is not self._loop:
-            self._arm(lease.early)
+        if lease._early < self._wake_at or asyncio.get_running_loop() is not self._loop:
+            self._arm(lease._early)
 
     def drop(self, lease: Renewable) -> None:
         if self._new.pop(lease, self) is self:
@@ -205,7 +205,7 @@ class AsyncRenewer:
 
     def _file(self, leases: Iterable[Renewable]) -> None:
         for lease in leases:
-            due = lease.next_due()
+            due = lease._next_due()
             if due is not None:
                 self._wheel.put(lease, *due)
 

@@ -12,19 +12,19 @@ from fencing.errors import FencingError
 class Renewable(Protocol):
     """What the renewer knows of a lease."""
 
-    slot: float
+    _slot: float
     """When it is due, rounded down; 0 when it is in no wheel."""
 
-    early: float
+    _early: float
     """A time before which a new lease wants no attention."""
 
-    def next_due(self) -> tuple[float, float] | None:
+    def _next_due(self) -> tuple[float, float] | None:
         """When it next wants attention, and the grain to which that may be rounded down; None when never."""
 
-    def attend(self, now: float) -> tuple[Renew, float] | None:
+    def _attend(self, now: float) -> tuple[Renew, float] | None:
         """What to send, with its bound; None when there was nothing to send (it may have expired)."""
 
-    def settle(self, answer: Reply | FencingError, sent_at: float, took: float) -> None:
+    def _settle(self, answer: Reply | FencingError, sent_at: float, took: float) -> None:
         """Take in how its renewal went."""
 
 
@@ -49,11 +49,11 @@ class Wheel(Generic[R]):
             there = self._slots[slot] = {}
             heapq.heappush(self._heap, slot)
         there[lease] = None
-        lease.slot = slot
+        lease._slot = slot
         return slot
 
     def drop(self, lease: R) -> None:
-        there = self._slots.get(lease.slot)
+        there = self._slots.get(lease._slot)
         if there is not None:
             there.pop(lease, None)
 

@@ -155,7 +155,7 @@ def test_a_gate_says_what_it_knows_of_the_lease_inside() -> None:
     class Held:
         held = True
 
-        def as_held_by(self, resource: str) -> HeldBy:
+        def _as_held_by(self, resource: str) -> HeldBy:
             return held_by._replace(resource=resource)
 
     line = Line()

@@ -48,7 +48,7 @@ SOON = 30.0  # seconds after which a test that waits for another thread gives up
 class Thing:
     """Something that can be filed."""
 
-    slot = 0.0
+    _slot = 0.0
 
 
 def test_what_is_due_is_taken_out_and_what_is_not_stays() -> None:
@@ -426,8 +426,8 @@ async def test_a_lease_extended_to_less_wakes_the_renewer(twin: AnyTwin) -> None
     """With a real clock the renewer sleeps until the first `early` it knows of."""
     lease = await twin.do(twin.leases().acquire("a", ttl=300))
     await twin.do(lease.extend(TTL))
-    due, _ = lease.next_due()
-    assert lease.early <= due
+    due, _ = lease._next_due()
+    assert lease._early <= due
 
 
 # Failures
