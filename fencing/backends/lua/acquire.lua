@@ -38,10 +38,11 @@ local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
 token = mint(KEYS[1], tonumber(ARGV[4]), now)
 if not token then return {'poisoned'} end
-token = string.format('%016.0f', token)
+local at = string.format('%016.0f', now)
+token = token == now and at or string.format('%016.0f', token)
 reply[2] = token
 -- Nothing was written before the mint, and nothing below can fail: all or nothing also when a key is not ours.
-local value = '1 ' .. holder .. ' ' .. token .. ' ' .. string.format('%016.0f', now) .. ' h ' .. ARGV[5]
+local value = '1 ' .. holder .. ' ' .. token .. ' ' .. at .. ' h ' .. ARGV[5]
 for i = 3, last, 2 do
   call('SET', KEYS[i], value, 'PX', ttl)
   if note_ttl ~= '0' then
