@@ -58,6 +58,10 @@ class Gate:
 
         Raises `ConfigurationError` when the seat's own owner is inside: it would wait for itself.
         """
+        # Safe because setdefault is one step: whoever is there first is inside, with or without the mutex, and
+        # who leaves takes away only itself.
+        if self._inside.setdefault(resource, seat) is seat:
+            return True
         while True:
             with self._mutex:
                 inside = self._inside.setdefault(resource, seat)
