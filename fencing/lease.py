@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
 
 from fencing.backends.base import (
     CALL_TIMEOUT,
-    Acquire,
     Backend,
     Done,
     Granted,
@@ -306,7 +305,7 @@ class Leases(LeasesCore):
                 held = self._drive(flow)
             lease = Lease(self, order, held, seat, on_lost)
             seat.lease = lease
-            HELD_HERE.set((seat,) if not around or around[0].lease is None else alive(around, seat))
+            HELD_HERE.set((seat,) if not around else alive(around, seat))
             self._renewer.add(lease)
             if held.orphans or Acquired in self.tell.wanted:
                 self._admitted(lease, order, held)
@@ -314,18 +313,20 @@ class Leases(LeasesCore):
             self._leave_gate(resources, seat)
             self._refused(order, error)
             if held is not None:  # it does not reach the caller
-                self._give_back(lease, command)
+                self._give_back(lease, order, held, error)
             raise
         return lease
 
-    def _give_back(self, lease: Lease | None, command: Acquire) -> None:
+    def _give_back(self, lease: Lease | None, order: Order, held: Held, cause: BaseException) -> None:
+        command = order.command
         if lease is not None:
             self._forget(lease)
             lease._tenure.lose(command.target.name, "unknown")
         try:
             self.backend.ask(Release(command.target, command.holder), CALL_TIMEOUT)
         except Exception:  # noqa: BLE001  what stopped us is the news; it runs out by itself
-            pass
+            return
+        self._gave_back(command, held, cause)
 
     def _pass_gate(self, order: Order, seat: Seat) -> None:
         """Wait for our turn among the threads of this process, within the budget."""

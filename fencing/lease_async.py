@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
 
 from fencing.backends.base import (
     CALL_TIMEOUT,
-    Acquire,
     AsyncBackend,
     AsyncLedgerProtocol,
     Done,
@@ -410,18 +409,22 @@ class AsyncLeases(LeasesCore):
             self._leave_gate(resources, seat)
             self._refused(order, error)
             if held is not None:  # it does not reach the caller
-                await self._give_back(lease, command)
+                await self._give_back(lease, order, held, error)
             raise
         return lease
 
-    async def _give_back(self, lease: AsyncLease | None, command: Acquire) -> None:
+    async def _give_back(
+        self, lease: AsyncLease | None, order: Order, held: Held, cause: BaseException
+    ) -> None:
+        command = order.command
         if lease is not None:
             self._forget(lease)
             lease._tenure.lose(command.target.name, "unknown")
         try:
             await self.backend.ask(Release(command.target, command.holder), CALL_TIMEOUT)
         except Exception:  # noqa: BLE001  what stopped us is the news; it runs out by itself
-            pass
+            return
+        self._gave_back(command, held, cause)
 
     async def _pass_gate(self, order: Order, seat: Seat) -> None:
         """Wait for our turn among the tasks of this process, within the budget."""

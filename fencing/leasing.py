@@ -21,6 +21,7 @@ from fencing.errors import ConfigurationError, LeaseLost, LeaseUnavailable
 from fencing.events import (
     Acquired,
     CallbackFailed,
+    GivenBack,
     LoggingObserver,
     Observer,
     Observers,
@@ -67,6 +68,8 @@ then another's, on the same pool thread, each in a context of its own.
 
 def alive(around: tuple[Seat, ...], seat: Seat) -> tuple[Seat, ...]:
     """The seats that are still held, and one more; only the last few, which is enough to catch a mistake."""
+    if len(around) == 1 and around[0].lease is None:  # one lease after the other, which is the usual thing
+        return (seat,)
     return (*[each for each in around if each.lease is not None][-15:], seat)
 
 
@@ -214,6 +217,18 @@ class LeasesCore:
             lease._tell(OrphanFound, previous=orphan.previous, unowned=orphan.unowned)
         if Acquired in self.tell.wanted:
             lease._tell(Acquired, waited=held.since - order.started, asked=held.asked)
+
+    def _gave_back(self, command: Acquire, held: Held, cause: BaseException) -> None:
+        self.tell(
+            GivenBack(
+                namespace=self.namespace,
+                resource=command.target.name,
+                holder=command.holder,
+                token=held.token,
+                label=command.label,
+                cause=type(cause).__name__,
+            )
+        )
 
     def _refused(self, order: Order, error: BaseException) -> None:
         if isinstance(error, LeaseUnavailable) and Unavailable in self.tell.wanted:

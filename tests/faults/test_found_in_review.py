@@ -20,7 +20,7 @@ from harness.sides import Recorder
 from fencing import AsyncLeases, ConfigurationError, FencingError, LeaseLost, Leases, LeaseUnavailable
 from fencing.backends.base import Command, Renew, Reply
 from fencing.backends.memory import AsyncMemoryBackend, MemoryBackend
-from fencing.events import Acquired, Event, Lost, NotHeld, Renewed
+from fencing.events import Acquired, Event, GivenBack, Lost, NotHeld, Renewed
 
 
 def test_overlapping_renewals_by_hand_do_not_lose_a_healthy_lease(redis_client, namespace: str) -> None:
@@ -258,3 +258,42 @@ def test_lease_without_a_ttl_does_not_make_waiters_ask_without_pause(
         waiter.acquire("job:1", wait=0.3)
     assert line.commands.count(b"EVALSHA") < 40, "about every 25 ms"
     redis_client.delete(f"fencing:1:{{{namespace}/0}}:lease:job:1")
+
+
+def test_asking_again_fails_at_once_also_after_an_older_lease_was_released() -> None:
+    leases = Leases(MemoryBackend(), observers=[])
+    older, held = leases.acquire("a"), leases.acquire("b")
+    older.release()
+    with leases.acquire("c"), pytest.raises(ConfigurationError, match="re-entrant"):
+        leases.acquire("b", wait=0.2)
+    held.release()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_lease_that_does_not_reach_its_caller_is_told_as_given_back(
+    kind: str, redis_url: str, namespace: str
+) -> None:
+    recorder = Recorder()
+
+    def interrupt(event: Event) -> None:
+        if type(event) is Acquired:
+            raise KeyboardInterrupt
+
+    observers = [recorder.observe, interrupt]
+
+    async def scenario() -> None:
+        async with redis.asyncio.Redis.from_url(redis_url) as client:
+            async with AsyncLeases(client, namespace=namespace, observers=observers) as leases:
+                with pytest.raises(KeyboardInterrupt):
+                    await leases.acquire("job:1")
+                assert await leases.peek("job:1") is None
+
+    if kind == "async":
+        asyncio.run(scenario())
+    else:
+        with redis.Redis.from_url(redis_url) as client:
+            with Leases(client, namespace=namespace, observers=observers) as leases:
+                with pytest.raises(KeyboardInterrupt):
+                    leases.acquire("job:1")
+                assert leases.peek("job:1") is None
+    assert [event.cause for event in recorder.of(GivenBack)] == ["KeyboardInterrupt"]
