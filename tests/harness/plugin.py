@@ -16,13 +16,14 @@ from sqlalchemy import make_url
 
 from fencing.embedded import PostgresServer, RedisServer
 from fencing.errors import ConfigurationError
+from harness.mariadb import MariaDBServer, empty_database
 from harness.proxy import Proxy
 from harness.servers import Kind, RemoteServers, Servers, Unavailable
 
 SERVERS: pytest.StashKey[Servers | RemoteServers] = pytest.StashKey()
 WORKER_INPUT = "fencing_servers"
 
-Server = TypeVar("Server", RedisServer, PostgresServer)
+Server = TypeVar("Server", RedisServer, PostgresServer, MariaDBServer)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -119,6 +120,19 @@ def make_postgres() -> Iterator[Callable[..., PostgresServer]]:
 def private_postgres(make_postgres: Callable[..., PostgresServer]) -> PostgresServer:
     """A PostgreSQL of your own, to pause, kill and restart."""
     return make_postgres()
+
+
+@pytest.fixture(scope="session")
+def mariadb_url(pytestconfig: pytest.Config) -> str:
+    """A MariaDB that all tests share, by the url of its administrator."""
+    return shared_url(pytestconfig, "mariadb")
+
+
+@pytest.fixture
+def mariadb_database_url(mariadb_url: str) -> Iterator[str]:
+    """An empty database of your own on the shared MariaDB."""
+    with empty_database(mariadb_url) as url:
+        yield url
 
 
 @pytest.fixture

