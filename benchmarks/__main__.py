@@ -8,9 +8,9 @@ import sys
 
 import redis
 
-from benchmarks import cycle, holding
+from benchmarks import cycle, guard, holding
 
-ALL = {"cycle": cycle.run, "holding": holding.run}
+ALL = {"cycle": cycle.run, "holding": holding.run, "guard": guard.run}
 
 
 def main(names: list[str]) -> None:

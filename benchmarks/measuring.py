@@ -70,3 +70,13 @@ def table(title: str, times: Times, against: str) -> None:
         median = statistics.median(values)
         ratio = statistics.median(base / own for base, own in zip(times[against], values, strict=True))
         print(f"| {name} | {median:.1f} | {1e6 / median:,.0f} | {ratio:.2f}x |")
+
+
+def costs(title: str, times: Times, against: str) -> None:
+    """What each takes, and as a multiple of one of them."""
+    print(f"\n### {title}\n")
+    print(f"| variant | us | cost against {against} |")
+    print("|---|---|---|")
+    for name, values in times.items():
+        ratio = statistics.median(own / base for base, own in zip(times[against], values, strict=True))
+        print(f"| {name} | {statistics.median(values):.1f} | {ratio:.3f}x |")

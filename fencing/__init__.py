@@ -12,9 +12,14 @@ from fencing.errors import (
     LeaseLost,
     LeaseNotHeld,
     LeaseUnavailable,
+    OutcomeUnknown,
+    RowMissing,
     StaleToken,
     TokenRegression,
+    UnguardedWrite,
+    UnverifiableWrite,
     WriteRejected,
+    WrongResource,
 )
 from fencing.events import LoggingObserver
 from fencing.lease import Lease, Leases
@@ -38,10 +43,15 @@ __all__ = [
     "LeaseUnavailable",
     "Leases",
     "LoggingObserver",
+    "OutcomeUnknown",
     "Policy",
     "Renewal",
+    "RowMissing",
     "StaleToken",
     "TokenRegression",
+    "UnguardedWrite",
+    "UnverifiableWrite",
     "Wait",
     "WriteRejected",
+    "WrongResource",
 ]

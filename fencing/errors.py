@@ -7,9 +7,14 @@
     │   ├── LeaseUnavailable       not obtained in the time allowed         .held_by .retry_after
     │   ├── LeaseLost              held once, not now                       .reason
     │   └── LeaseNotHeld           release or renew by someone who does not hold it
-    ├── WriteRejected              .resource .token .holder
+    ├── WriteRejected              .resource .table .identity .token .holder
     │   ├── StaleToken             a newer holder has claimed or written    .stored_token .stored_holder
-    │   └── ClaimLost              the database no longer knows this claim: failed over or restored
+    │   ├── ClaimLost              the database no longer knows this claim: failed over or restored
+    │   ├── RowMissing             nothing there to compare with
+    │   └── WrongResource          the lease is about another resource
+    ├── UnguardedWrite             a fenced table, and no guard bound       .table
+    ├── UnverifiableWrite          it cannot be told what happened, so it is refused    .table
+    ├── OutcomeUnknown             the commit was sent, its answer was lost .resource .token .holder
     ├── TokenRegression            the counter is behind, and could not be healed
     ├── BackendUnavailable         unreachable or too slow                  .sent
     └── ConfigurationError         also a ValueError
@@ -86,13 +91,27 @@ class LeaseNotHeld(LeaseError):
 
 
 class WriteRejected(FencingError):
-    """The database refused a write of the holder with `token`."""
+    """The database refused a write of the holder with `token`.
 
-    def __init__(self, message: str, *, resource: str, token: int, holder: str) -> None:
+    `table` and `identity` (the primary key) say which row; both are None when it was not a row's fence.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        resource: str,
+        token: int,
+        holder: str,
+        table: str | None = None,
+        identity: tuple[object, ...] | None = None,
+    ) -> None:
         super().__init__(message)
         self.resource = resource
         self.token = token
         self.holder = holder
+        self.table = table
+        self.identity = identity
 
 
 class StaleToken(WriteRejected):
@@ -107,14 +126,58 @@ class StaleToken(WriteRejected):
         holder: str,
         stored_token: int,
         stored_holder: str | None,
+        table: str | None = None,
+        identity: tuple[object, ...] | None = None,
     ) -> None:
-        super().__init__(message, resource=resource, token=token, holder=holder)
+        super().__init__(
+            message, resource=resource, token=token, holder=holder, table=table, identity=identity
+        )
         self.stored_token = stored_token
         self.stored_holder = stored_holder
 
 
 class ClaimLost(WriteRejected):
     """The ledger is below this claim, or empty: the database failed over or was restored."""
+
+
+class RowMissing(WriteRejected):
+    """There is no such row, so there is nothing to compare with. Not a sign of a newer holder."""
+
+
+class WrongResource(WriteRejected):
+    """The row belongs to another resource than the lease. Nothing was sent, or it is rolled back."""
+
+
+class UnguardedWrite(FencingError):
+    """A write to a fenced table, and no guard bound. Nothing was sent.
+
+    Use `guarded(session, lease)`, or `unguarded(session, reason=...)` when it is meant.
+    """
+
+    def __init__(self, message: str, *, table: str) -> None:
+        super().__init__(message)
+        self.table = table
+
+
+class UnverifiableWrite(FencingError):
+    """A write to a fenced table of which nobody could tell whether the fence admitted it, so it is refused."""
+
+    def __init__(self, message: str, *, table: str) -> None:
+        super().__init__(message)
+        self.table = table
+
+
+class OutcomeUnknown(FencingError):
+    """The commit was sent and its answer was lost: nobody here knows whether it happened.
+
+    Read what you wrote in a new transaction before you write it again.
+    """
+
+    def __init__(self, message: str, *, resource: str, token: int, holder: str) -> None:
+        super().__init__(message)
+        self.resource = resource
+        self.token = token
+        self.holder = holder
 
 
 class TokenRegression(FencingError):

@@ -193,6 +193,52 @@ class CallbackFailed(Event):
     error: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteAdmitted(LeaseEvent):
+    """A guarded statement was carried out."""
+
+    name: ClassVar[str] = "write.admitted"
+    table: str
+    verb: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteRefused(LeaseEvent):
+    """A guarded write was refused: `reason` is ``stale``, ``wrong_resource`` or ``unverifiable``."""
+
+    name: ClassVar[str] = "write.rejected"
+    level: ClassVar[int] = logging.ERROR
+    table: str
+    verb: str
+    reason: Literal["stale", "wrong_resource", "unverifiable"]
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitUnknown(LeaseEvent):
+    """The answer to a commit was lost."""
+
+    name: ClassVar[str] = "commit.unknown"
+    level: ClassVar[int] = logging.ERROR
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteUnguarded(Event):
+    """A write to a fenced table without a guard. `resource` and `namespace` are empty.
+
+    `allowed`: it was let through, for `reason` (given to `unguarded`, or ``warn`` while the guard is rolled
+    out, or ``text`` for SQL that the guard cannot read).
+    """
+
+    name: ClassVar[str] = "write.unguarded"
+    level: ClassVar[int] = logging.WARNING
+    table: str
+    verb: str
+    allowed: bool
+    reason: str
+
+
 EVENTS: tuple[type[Event], ...] = (
     Acquired,
     OrphanFound,
@@ -211,6 +257,10 @@ EVENTS: tuple[type[Event], ...] = (
     BackendFailed,
     PolicySwitched,
     CallbackFailed,
+    WriteAdmitted,
+    WriteRefused,
+    CommitUnknown,
+    WriteUnguarded,
 )
 
 Observer = Callable[[Event], None]

@@ -148,6 +148,11 @@ class LeaseCore:
         )
 
     @property
+    def observers(self) -> Observers:
+        """Who is told what happens to this lease, and to the writes that it guards."""
+        return self._leases.tell
+
+    @property
     def ttl(self) -> float:
         return self._tenure.ttl
 

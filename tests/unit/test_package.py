@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import fencing
-from fencing import AsyncLease, AsyncLeases, Lease, Leases, events, testing
+from fencing import AsyncLease, AsyncLeases, Lease, Leases, events, sql, testing
 from fencing.backends.base import AsyncBackend, AsyncLedgerProtocol, Backend, LedgerProtocol
 from fencing.events import EVENTS, Event
+from fencing.sql import AsyncGuardedRepository, GuardedRepository
 from fencing.testing import AsyncMemoryBackend, AsyncMemoryLedger, MemoryBackend, MemoryLedger
 
 PACKAGE = Path(fencing.__file__).parent
@@ -77,14 +78,36 @@ def test_what_is_exported_is_this() -> None:
         "LeaseUnavailable",
         "Leases",
         "LoggingObserver",
+        "OutcomeUnknown",
         "Policy",
         "Renewal",
+        "RowMissing",
         "StaleToken",
         "TokenRegression",
+        "UnguardedWrite",
+        "UnverifiableWrite",
         "Wait",
         "WriteRejected",
+        "WrongResource",
     ]
     assert [name for name in fencing.__all__ if not hasattr(fencing, name)] == []
+
+
+def test_what_the_sql_half_exports_is_this() -> None:
+    assert sql.__all__ == [
+        "AsyncGuardedRepository",
+        "Fenced",
+        "FencedSession",
+        "GuardedRepository",
+        "Written",
+        "fence",
+        "fence_columns",
+        "guarded",
+        "install",
+        "unguarded",
+        "using",
+    ]
+    assert [name for name in sql.__all__ if not hasattr(sql, name)] == []
 
 
 def test_what_users_import_in_their_tests_is_this() -> None:
@@ -130,6 +153,10 @@ def test_the_names_of_events_are_stable() -> None:
         "backend.failed",
         "policy.switched",
         "callback.failed",
+        "write.admitted",
+        "write.rejected",
+        "commit.unknown",
+        "write.unguarded",
     ]
     assert len({event.name for event in EVENTS}) == len(EVENTS)
 
@@ -201,6 +228,7 @@ TWINS: list[tuple[type[Any], type[Any], dict[str, str]]] = [
     (Backend, AsyncBackend, {}),
     (LedgerProtocol, AsyncLedgerProtocol, {}),
     (MemoryLedger, AsyncMemoryLedger, {}),
+    (GuardedRepository, AsyncGuardedRepository, {}),
 ]
 
 

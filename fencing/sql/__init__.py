@@ -1,0 +1,20 @@
+"""The SQL half: SQLAlchemy writes that a stale holder cannot make."""
+
+from fencing.sql.engine import install
+from fencing.sql.fence import Fenced, fence, fence_columns
+from fencing.sql.repository import AsyncGuardedRepository, GuardedRepository, Written
+from fencing.sql.session import FencedSession, guarded, unguarded, using
+
+__all__ = [
+    "AsyncGuardedRepository",
+    "Fenced",
+    "FencedSession",
+    "GuardedRepository",
+    "Written",
+    "fence",
+    "fence_columns",
+    "guarded",
+    "install",
+    "unguarded",
+    "using",
+]

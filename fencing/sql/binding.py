@@ -1,0 +1,158 @@
+"""What ties a grant to a session or connection, and what a transaction remembers of its refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from sqlalchemy import Connection
+
+from fencing.errors import ConfigurationError, FencingError
+from fencing.events import LeaseEvent, Observers
+from fencing.sql.fence import Fence
+from fencing.token import Grant
+
+
+class Holding(Protocol):
+    """What the SQL half knows of a lease."""
+
+    @property
+    def grant(self) -> Grant: ...
+
+    @property
+    def observers(self) -> Observers: ...
+
+    def check(self) -> None:
+        """Raise unless it is held, as far as this process knows."""
+
+
+def _trust(grant: Grant) -> Callable[[], None]:
+    """A grant that travelled here has no clock: the database alone decides."""
+    return lambda: None
+
+
+class Guard:
+    """A lease, ready to be compared with rows."""
+
+    __slots__ = ("_holders", "check", "grant", "lease", "observers")
+
+    def __init__(self, lease: Holding | Grant) -> None:
+        self.lease = lease
+        if isinstance(lease, Grant):
+            self.grant = lease
+            self.check = _trust(lease)
+            self.observers = Observers(())
+        else:
+            try:
+                self.grant = lease.grant
+                self.check = lease.check
+                self.observers = lease.observers
+            except AttributeError:
+                raise ConfigurationError(
+                    f"guarded() takes a lease (or a grant), not {lease!r}"
+                    + (": await it first" if hasattr(lease, "__await__") else "")
+                ) from None
+        self._holders: dict[Any, object] = {}
+
+    def same_as(self, other: Guard) -> bool:
+        return (self.grant.token, self.grant.holder) == (other.grant.token, other.grant.holder)
+
+    def holder(self, fence: Fence) -> object:
+        """The holder as it is sent to this table."""
+        try:
+            return self._holders[fence.table]
+        except KeyError:
+            value = self._holders[fence.table] = fence.holder_as_sent(self.grant.holder)
+            return value
+
+    def tell(self, kind: type[LeaseEvent], **what: Any) -> None:
+        if kind in self.observers.wanted:
+            grant = self.grant
+            self.observers(
+                kind(
+                    namespace=grant.namespace,
+                    resource=", ".join(grant.resources),
+                    holder=grant.holder,
+                    token=grant.token,
+                    label=grant.label,
+                    **what,
+                )
+            )
+
+
+class Pass:
+    """The explicit way out: writes are let through, told and counted."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+class Binding:
+    """The guards of one session or connection, the innermost last.
+
+    A transaction that began under a guard ends under it: when the `with` block is left before the commit, the
+    guard stays with the transaction and its connections until they commit or roll back.
+    """
+
+    __slots__ = ("_lingering", "carried", "rejected", "stack")
+
+    def __init__(self) -> None:
+        self.stack: list[Guard | Pass] = []
+        self._lingering: dict[Connection, Guard] = {}
+        self.carried: tuple[object, Guard] | None = None
+        """A session's transaction that was under way when the block was left, and its guard."""
+        self.rejected: dict[Connection, FencingError] = {}
+        """Transactions in which a write was refused: nothing of them may be committed."""
+
+    def mode(self, connection: Connection) -> Guard | Pass | None:
+        if self.stack:
+            return self.stack[-1]
+        return self._lingering.get(connection)
+
+    def guard(self, connection: Connection | None = None) -> Guard | None:
+        """The guard in force, looking through a way out."""
+        for each in reversed(self.stack):
+            if isinstance(each, Guard):
+                return each
+        return None if connection is None else self._lingering.get(connection)
+
+    def linger(self, connection: Connection, guard: Guard) -> None:
+        """This transaction ends under the guard, whatever happens to the block."""
+        self._lingering[connection] = guard
+
+    def in_force(self, transaction: object) -> Guard | None:
+        """The guard of the block, or of the present transaction of the session when the block is left."""
+        guard = self.guard() or next(iter(self._lingering.values()), None)
+        if guard is None and self.carried is not None and self.carried[0] is transaction:
+            guard = self.carried[1]
+        return guard
+
+    def ended(self, connection: Connection) -> None:
+        """The connection's transaction is over."""
+        self._lingering.pop(connection, None)
+        self.rejected.pop(connection, None)
+
+
+_HERE = "_fencing_binding"
+_SPOKE = "_fencing_spoke"
+
+
+def binding_of(connection: Connection) -> Binding | None:
+    return connection.__dict__.get(_HERE)
+
+
+def bind(connection: Connection, binding: Binding) -> None:
+    # An attribute and no execution option: a statement could replace that.
+    connection.__dict__[_HERE] = binding
+
+
+def spoke(connection: Connection) -> bool:
+    """Whether the present transaction has talked to the database, while somebody watched."""
+    transaction = connection.get_transaction()
+    return transaction is not None and connection.__dict__.get(_SPOKE) is transaction
+
+
+def speaks(connection: Connection) -> None:
+    connection.__dict__[_SPOKE] = connection.get_transaction()

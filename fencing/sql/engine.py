@@ -1,0 +1,336 @@
+"""The hooks on an engine: every statement passes here before it is sent, and every guarded commit.
+
+Two nets. On the dialect, for every connection: what reaches the driver without the guard's parameters and writes to
+a fenced table is refused or reported. It sees the compiled statement, so nothing that SQLAlchemy builds gets past it,
+and an engine on which no lease is bound pays for nothing else. On guarded connections alone: statements are rewritten
+(`before_execute`) and judged (`after_execute`), and commits are checked.
+
+Events of an engine make each of its connections assemble its listeners anew, which costs more than the guard
+itself. So those of guarded connections are assembled once for an engine, and handed to a connection when it is bound.
+Should a future SQLAlchemy not heed that, guarded writes would lack their parameters, and the first net refuses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.sql.compiler import Compiled
+
+from fencing.errors import ConfigurationError, FencingError, UnguardedWrite, UnverifiableWrite
+from fencing.events import LoggingObserver, Observer, Observers, WriteAdmitted, WriteRefused, WriteUnguarded
+from fencing.sql import follow
+from fencing.sql.binding import Binding, Guard, Pass, binding_of, speaks
+from fencing.sql.commit import failed, may_begin, may_commit
+from fencing.sql.fence import fence_of
+from fencing.sql.guard import TOKEN, Params, bare, sets_of, table_of
+from fencing.sql.plan import plan, plan_of
+from fencing.sql.raw import written, written_by_cte
+from fencing.sql.scope import strayed, within
+from fencing.sql.verdict import REASONS, bound, judge, refused_row, stale
+
+Unguarded = Literal["refuse", "warn"]
+Mode = Guard | Pass | None
+
+_HOOKS = "_fencing_hooks"
+_LISTENERS = "_fencing_listeners"
+
+
+def install(
+    engine: Engine | AsyncEngine,
+    *,
+    unguarded: Unguarded | None = None,
+    observers: Iterable[Observer] | None = None,
+) -> None:
+    """Put the guard on an engine, once, next to `create_engine`. Called again it changes the settings.
+
+    `unguarded`: what happens to a write to a fenced table that has no guard: ``"refuse"`` (the default) raises
+    `UnguardedWrite`; ``"warn"`` lets it through and tells the `observers` (a logger, when none are given), for a
+    staged roll-out. Statements that touch no fenced table are not changed.
+
+    Example::
+
+        engine = create_engine(...)
+        install(engine)
+    """
+    if unguarded not in (None, "refuse", "warn"):
+        raise ConfigurationError(f"unguarded is 'refuse' or 'warn', not {unguarded!r}")
+    if isinstance(engine, AsyncEngine):
+        engine = engine.sync_engine
+    if not isinstance(engine, Engine):
+        raise ConfigurationError(f"install() takes an Engine or AsyncEngine, not {engine!r}")
+    hooks = hooks_of(engine)
+    if hooks is None:
+        hooks = engine.__dict__[_HOOKS] = Hooks()
+        hooks.listen(engine)
+        follow.watch()
+    if unguarded is not None:
+        hooks.refuses = unguarded == "refuse"
+    if observers is not None:
+        hooks.observers = Observers(observers)
+
+
+def hooks_of(engine: Engine) -> Hooks | None:
+    """The hooks of an engine, or of the one it was derived from by options: they share a dialect."""
+    found: Any = engine
+    while found is not None:
+        hooks: Hooks | None = found.__dict__.get(_HOOKS)
+        if hooks is not None:
+            return hooks
+        found = getattr(found, "_proxied", None)
+    return None
+
+
+def arm(connection: Connection) -> None:
+    """Let the connection's statements and commits pass through the guard from now on."""
+    if connection.__dict__.get("_fencing_armed"):
+        return
+    connection.__dict__["_fencing_armed"] = True
+    engine = connection.engine
+    hooks = hooks_of(engine)
+    assert hooks is not None
+    if connection._has_events or engine._has_events:  # somebody listens already, and goes on listening
+        hooks.listen_to(connection)
+        return
+    listeners = engine.__dict__.get(_LISTENERS)
+    if listeners is None:
+        apart = Engine(engine.pool, engine.dialect, engine.url)  # a stand-in that nobody connects with
+        hooks.listen_to(apart)
+        listeners = engine.__dict__[_LISTENERS] = apart.dispatch
+    connection.dispatch = listeners
+    connection._has_events = True
+
+
+class Hooks:
+    """The listeners of one engine, and its settings."""
+
+    def __init__(self) -> None:
+        self.refuses = True
+        self.observers = Observers((LoggingObserver(),))
+
+    def listen(self, engine: Engine) -> None:
+        event.listen(engine, "do_execute", self.do_execute)
+        event.listen(engine, "do_executemany", self.do_execute)
+        event.listen(engine, "do_execute_no_params", self.do_execute_no_params)
+        event.listen(engine, "handle_error", self.handle_error)
+
+    def listen_to(self, target: Connection | Engine) -> None:
+        """Guard a connection, or all that are handed the listeners of this stand-in for an engine."""
+        event.listen(target, "before_execute", self.before_execute, retval=True)
+        event.listen(target, "after_execute", self.after_execute)
+        event.listen(target, "begin", self.begin)
+        event.listen(target, "commit", self.commit)
+        event.listen(target, "rollback", self.rollback)
+        event.listen(target, "begin_twophase", self.begin_twophase)
+
+    # The first net: every statement
+
+    def do_execute(self, cursor: Any, statement: str, parameters: Any, context: Any) -> None:
+        connection = context.root_connection
+        speaks(connection)
+        compiled = context.compiled
+        if compiled is None or context.is_text:
+            if (name := written(statement)) is not None:
+                self.text(connection, name, "driver SQL" if compiled is None else "text")
+            return
+        if getattr(compiled, "ctes", None) and (name := written_by_cte(compiled)) is not None:
+            self.text(connection, name, "DML in a common table expression")
+        if context.isinsert or context.isupdate or context.isdelete:
+            if TOKEN not in compiled.binds:
+                self.unstamped(connection, context)
+            elif context.isinsert:
+                # Otherwise the count of an upsert is lost with the cursor.
+                context.execution_options = context.execution_options.union({"preserve_rowcount": True})
+
+    def do_execute_no_params(self, cursor: Any, statement: str, context: Any) -> None:
+        self.do_execute(cursor, statement, None, context)
+
+    def unstamped(self, connection: Connection, context: Any) -> None:
+        """A write without the guard's parameters: refused when its table is fenced, or follows one that is."""
+        state = context.compiled.compile_state
+        table = None if state is None else bare(state.dml_table)
+        if table is None:
+            self.joined(connection, state)
+            return
+        fenced = fence_of(table) is not None
+        if not fenced and follow.follower(table) is None:
+            return
+        mode, name = mode_of(connection), str(table.fullname)
+        verb = "insert" if context.isinsert else "update" if context.isupdate else "delete"
+        if not isinstance(mode, Guard):
+            self.unguarded(mode, name, verb)
+        elif fenced:
+            with Told(connection, mode, name, verb):
+                raise UnverifiableWrite(
+                    f"a write to {name!r} lost its guard on the way to the database: another listener has "
+                    "replaced the statement, or it was compiled by hand",
+                    table=name,
+                )
+
+    def joined(self, connection: Connection, state: Any) -> None:
+        """A write to a join of tables (MySQL has them)."""
+        for table in sa.sql.visitors.iterate(state.dml_table) if state is not None else ():
+            if isinstance(table, sa.Table) and fence_of(table) is not None:
+                self.text(connection, str(table.fullname), "a write to a join")
+
+    def text(self, connection: Connection, table: str, what: str) -> None:
+        """What the guard cannot read: refused under a guard; without one it is reported, and let through."""
+        mode = mode_of(connection)
+        if isinstance(mode, Guard):
+            with Told(connection, mode, table, what):
+                raise UnverifiableWrite(
+                    f"{what} that writes to {table!r} cannot be guarded: build it with SQLAlchemy's insert(), "
+                    "update() or delete(), or say unguarded(session, reason=...)",
+                    table=table,
+                )
+        self.tell_unguarded(table, what, allowed=True, reason="text" if mode is None else mode.reason)
+
+    def unguarded(self, mode: Pass | None, table: str, verb: str) -> None:
+        """A write to a fenced table without a guard."""
+        if mode is not None:
+            self.tell_unguarded(table, verb, allowed=True, reason=mode.reason)
+            return
+        self.tell_unguarded(
+            table, verb, allowed=not self.refuses, reason="refused" if self.refuses else "warn"
+        )
+        if self.refuses:
+            raise UnguardedWrite(
+                f"{verb} of {table!r}, which is fenced, without a guard. Hold a lease and use "
+                "guarded(session, lease); or unguarded(session, reason=...) when it is meant to be so",
+                table=table,
+            )
+
+    def tell_unguarded(self, table: str, verb: str, *, allowed: bool, reason: str) -> None:
+        if WriteUnguarded in self.observers.wanted:
+            self.observers(
+                WriteUnguarded(
+                    namespace="", resource="", table=table, verb=verb, allowed=allowed, reason=reason
+                )
+            )
+
+    def handle_error(self, context: Any) -> None:
+        connection = context.connection
+        binding = None if connection is None else binding_of(connection)
+        if binding is not None:
+            failed(context, binding)
+
+    # The second: statements of guarded connections
+
+    def before_execute(
+        self,
+        connection: Connection,
+        statement: Any,
+        multiparams: Sequence[Params],
+        params: Params,
+        options: Any,
+    ) -> tuple[Any, Any, Any]:
+        guard = mode_of(connection)
+        if not isinstance(guard, Guard):
+            return statement, multiparams, params
+        guard.check()
+        if isinstance(statement, Compiled) or not statement.is_dml:
+            return statement, multiparams, params
+        if statement.__visit_name__ == "lambda_element":
+            statement = statement._resolved._annotate(statement._annotations)
+        table, _ = table_of(statement)
+        fence = None if table is None else fence_of(table)
+        if fence is not None:
+            with Told(connection, guard, fence.name, statement.__visit_name__):
+                made = plan(statement, fence)
+                final, extra = made.statement, bound(guard, fence)
+                if fence.resource is not None:
+                    final, scope = within(made, guard, sets_of(multiparams, params))
+                    extra.update(scope)
+                if made.looks_elsewhere and not made.by_key:
+                    # What it matches may be other rows once it has run.
+                    row = refused_row(connection, made, guard, sets_of(multiparams, params))
+                    if row is not None:
+                        raise stale(fence, guard, row)
+            if multiparams:
+                return final, [{**each, **extra} for each in multiparams], params
+            return final, multiparams, {**params, **extra}
+        found = None if table is None else follow.follower(table)
+        if found is not None:
+            with Told(connection, guard, str(found.table.fullname), statement.__visit_name__):
+                sets = sets_of(multiparams, params)
+                statement = follow.claim_parents(connection, found, statement, guard, sets)
+        return statement, multiparams, params
+
+    def after_execute(
+        self,
+        connection: Connection,
+        statement: Any,
+        multiparams: Sequence[Params],
+        params: Params,
+        options: Any,
+        result: Any,
+    ) -> None:
+        made = plan_of(statement)
+        if made is None:
+            return
+        guard = mode_of(connection)
+        assert isinstance(guard, Guard)
+        with Told(connection, guard, made.fence.name, made.verb):
+            judge(connection, made, guard, multiparams, params, result)
+            if made.fence.resource is not None and made.verb in ("update", "delete"):
+                sets = sets_of(multiparams, params)
+                if result.rowcount != len(sets):
+                    strayed(connection, made, guard, sets)
+        if WriteAdmitted in guard.observers.wanted:
+            guard.tell(WriteAdmitted, table=made.fence.name, verb=made.verb)
+
+    # Their transactions
+
+    def begin(self, connection: Connection) -> None:
+        binding = binding_of(connection)
+        if binding is not None:
+            may_begin(connection, binding)
+
+    def begin_twophase(self, connection: Connection, xid: Any) -> None:
+        binding = binding_of(connection)
+        if binding is not None and binding.guard(connection) is not None:
+            raise ConfigurationError(
+                "two-phase commit is refused under a guard: a prepared transaction outlives its holder and "
+                "keeps the next one out. Use one transaction for each database"
+            )
+
+    def commit(self, connection: Connection) -> None:
+        binding = binding_of(connection)
+        if binding is not None:
+            may_commit(connection, binding)
+
+    def rollback(self, connection: Connection) -> None:
+        binding = binding_of(connection)
+        if binding is not None:
+            binding.ended(connection)
+
+
+def mode_of(connection: Connection) -> Mode:
+    """The guard of the connection, or its way out, or None."""
+    binding = binding_of(connection)
+    return None if binding is None else binding.mode(connection)
+
+
+class Told:
+    """Tells the observers of a refusal inside the block, and marks the transaction: it must not be committed."""
+
+    __slots__ = ("connection", "guard", "table", "verb")
+
+    def __init__(self, connection: Connection, guard: Guard, table: str, verb: str) -> None:
+        self.connection, self.guard, self.table, self.verb = connection, guard, table, verb
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, FencingError):
+            binding = binding_of(self.connection)
+            assert isinstance(binding, Binding)
+            first = binding.rejected.setdefault(self.connection, error)
+            reason = REASONS.get(type(error))
+            if first is error and reason is not None:
+                self.guard.tell(
+                    WriteRefused, table=self.table, verb=self.verb, reason=reason, error=str(error)
+                )

@@ -1,0 +1,260 @@
+"""Tables whose rows are protected by the fence of another row: a write to them claims that row first.
+
+The table of a subclass in joined-table inheritance is part of its base row; the rows of a many-to-many table are
+part of what they join. Neither has a fence, and a comparison with another table's fence inside the statement would
+not be rechecked after a lock wait. So the rows they follow are claimed by a guarded write of their own, in the same
+transaction, before the statement: their locks keep everybody else out until it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, event
+from sqlalchemy.orm import Mapper
+from sqlalchemy.orm.mapper import _all_registries
+from sqlalchemy.sql.dml import Insert, Update
+
+from fencing.errors import ConfigurationError, UnverifiableWrite
+from fencing.sql.binding import Guard
+from fencing.sql.fence import Fence, fence_of
+from fencing.sql.guard import Params, pins, value_in
+from fencing.sql.verdict import plain_values, wrong_resource
+
+MOST = 10_000
+"""Rows that a statement by criteria may follow."""
+
+
+class Parent(NamedTuple):
+    """A fenced table, and the columns by which rows of another one follow its rows."""
+
+    fence: Fence
+    own: tuple[Any, ...]
+    """In the table that follows."""
+    theirs: tuple[Any, ...]
+
+
+class Follower(NamedTuple):
+    table: sa.Table
+    parents: tuple[Parent, ...]
+    inserts: bool
+    """Whether an INSERT claims too. Not in inheritance: there the base row is inserted first."""
+
+
+_followers: dict[sa.Table, Follower] | None = None
+
+
+def watch() -> None:
+    """Find the followers anew whenever mappers have been configured."""
+    if not event.contains(Mapper, "after_configured", _forget):
+        event.listen(Mapper, "after_configured", _forget)
+
+
+def _forget() -> None:
+    global _followers
+    _followers = None
+
+
+def follower(table: sa.Table) -> Follower | None:
+    """What the rows of an unfenced table follow, or None."""
+    global _followers
+    if _followers is None:
+        _followers = dict(_find())
+    return _followers.get(table)
+
+
+def _find() -> Iterator[tuple[sa.Table, Follower]]:
+    joins: dict[sa.Table, list[Parent]] = {}
+    for registry in _all_registries():
+        for mapper in registry.mappers:
+            own = mapper.local_table
+            if isinstance(own, sa.Table) and not fence_of(own) and (base := _base(mapper)) is not None:
+                yield own, Follower(own, (base,), False)
+            if not mapper.configured:
+                continue
+            for relation in mapper.relationships:
+                table = relation.secondary
+                if isinstance(table, sa.Table) and not fence_of(table):
+                    sides = joins.setdefault(table, [])
+                    sides += _side(relation.parent, relation.synchronize_pairs)
+                    sides += _side(relation.mapper, relation.secondary_synchronize_pairs or ())
+    for table, parents in joins.items():
+        if parents:
+            yield table, Follower(table, tuple({parent.own: parent for parent in parents}.values()), True)
+
+
+def _base(mapper: Mapper[Any]) -> Parent | None:
+    """The fenced ancestor of a joined-table subclass."""
+    if mapper.concrete or mapper.inherits is None:
+        return None
+    for ancestor in mapper.iterate_to_root():
+        table = ancestor.local_table
+        fence = fence_of(table) if isinstance(table, sa.Table) else None
+        if fence is not None:
+            own = tuple(mapper.local_table.primary_key)
+            theirs = tuple(_upwards(column, table) for column in own)
+            return Parent(fence, own, theirs)
+        if ancestor.concrete:
+            return None
+    return None
+
+
+def _side(mapper: Mapper[Any], pairs: Sequence[tuple[Any, Any]]) -> list[Parent]:
+    for table in mapper.tables:
+        fence = fence_of(table) if isinstance(table, sa.Table) else None
+        if fence is not None:
+            own = tuple(column for _, column in pairs)
+            return [Parent(fence, own, tuple(_upwards(column, fence.table) for column, _ in pairs))]
+    return []
+
+
+def _upwards(column: Any, table: Any) -> Any:
+    """The column of the (base) table that a key column refers to, over any number of foreign keys."""
+    seen = {column}
+    while column.table is not table:
+        for key in column.foreign_keys:
+            if key.column not in seen:
+                column = key.column
+                seen.add(column)
+                break
+        else:
+            raise ConfigurationError(
+                f"{column} does not lead to {table.fullname!r} by foreign keys, so that its fence cannot cover it"
+            )
+    return column
+
+
+# Claiming
+
+
+def claim_parents(
+    connection: Connection, found: Follower, statement: Any, guard: Guard, sets: Sequence[Params]
+) -> Any:
+    """Claim the rows that the statement's rows follow; the statement, restricted to them where it must be."""
+    if isinstance(statement, Insert):
+        if found.inserts:
+            _claim(connection, found, guard, _inserted(found, statement, sets))
+        return statement
+    bound = dict(pins(statement._where_criteria, found.table))
+    moved = _moved(found, statement, sets)
+    if all(column.key in bound for parent in found.parents for column in parent.own):
+        rows = [
+            {
+                column.key: value_in(bound[column.key], each)
+                for parent in found.parents
+                for column in parent.own
+            }
+            for each in sets
+        ]
+        _claim(connection, found, guard, [*rows, *moved])
+        return statement
+    columns = list(dict.fromkeys(column for parent in found.parents for column in parent.own))
+    query = sa.select(*columns).select_from(found.table).where(*statement._where_criteria).distinct()
+    rows = []
+    for each in sets:
+        rows += [dict(row._mapping) for row in connection.execute(query.limit(MOST + 1), each)]
+    if len(rows) > MOST:
+        raise UnverifiableWrite(
+            f"more than {MOST} rows of {found.table.fullname!r} at once: do it in batches",
+            table=str(found.table.fullname),
+        )
+    _claim(connection, found, guard, [*rows, *moved])
+    # Safe because only rows whose parents are claimed are touched: one that has begun to match since is not.
+    keys = [tuple(row[column.key] for column in columns) for row in rows]
+    if len(columns) == 1:
+        return statement.where(columns[0].in_([key for (key,) in keys]))
+    return statement.where(
+        sa.or_(
+            sa.false(),
+            *(sa.and_(*(c == v for c, v in zip(columns, key, strict=True))) for key in keys),
+        )
+    )
+
+
+def _inserted(found: Follower, statement: Any, sets: Sequence[Params]) -> list[dict[str, Any]]:
+    if statement.select is not None or statement._post_values_clause is not None:
+        raise UnverifiableWrite(
+            f"the rows that this INSERT into {found.table.fullname!r} follows are not known here: "
+            "insert values, without ON CONFLICT",
+            table=str(found.table.fullname),
+        )
+    if statement._multi_values:
+        return [plain_values(row, {}) for rows in statement._multi_values for row in rows]
+    return [{**each, **plain_values(statement._values or {}, each)} for each in sets]
+
+
+def _moved(found: Follower, statement: Any, sets: Sequence[Params]) -> list[dict[str, Any]]:
+    """Where an UPDATE moves rows to."""
+    if not isinstance(statement, Update):
+        return []
+    keys = {column.key for parent in found.parents for column in parent.own}
+    changed = [{**each, **plain_values(statement._values or {}, each)} for each in sets]
+    named = {getattr(key, "key", key) for key in statement._values or ()}
+    if named & keys and not all(named & keys <= set(row) for row in changed):
+        raise UnverifiableWrite(
+            f"this UPDATE of {found.table.fullname!r} sets its keys to expressions",
+            table=str(found.table.fullname),
+        )
+    return [row for row in changed if keys & set(row)]
+
+
+def _claim(connection: Connection, found: Follower, guard: Guard, rows: Sequence[dict[str, Any]]) -> None:
+    claimed, apart = False, None
+    for parent in found.parents:
+        keys = list(
+            dict.fromkeys(
+                tuple(row[column.key] for column in parent.own)
+                for row in rows
+                if all(row.get(column.key) is not None for column in parent.own)
+            )
+        )
+        if len(found.parents) > 1 and (apart := _elsewhere(parent, guard, keys)):
+            continue  # the other side is what the lease is about
+        claimed = True
+        claim(connection, parent.fence, parent.theirs, keys)
+    if rows and not claimed:
+        raise wrong_resource(
+            found.parents[0].fence, guard, f"rows of {found.table.fullname!r} join others: {apart}"
+        )
+
+
+def _elsewhere(parent: Parent, guard: Guard, keys: list[tuple[Any, ...]]) -> str | None:
+    """A resource of these rows that the lease is not about, if the table says what they belong to."""
+    template = parent.fence.resource
+    if template is None or not set(template.columns) <= set(parent.theirs):
+        return None
+    for key in keys:
+        resource = template.resource({c.key: v for c, v in zip(parent.theirs, key, strict=True)})
+        if resource not in guard.grant.resources:
+            return resource
+    return None
+
+
+def claim(
+    connection: Connection, fence: Fence, columns: Sequence[sa.Column[Any]], keys: Sequence[tuple[Any, ...]]
+) -> int:
+    """Raise the fence of these rows to the guard in force; how many there were, or -1 if nobody counted.
+
+    A guarded UPDATE that sets nothing else.
+    """
+    if not keys:
+        return 0
+    names = [f"fencing_key_{at}" for at in range(len(columns))]
+    rows = [dict(zip(names, key, strict=True)) for key in keys]
+    count = connection.execute(_claiming(fence, tuple(columns)), rows).rowcount
+    return count if len(keys) == 1 or connection.dialect.supports_sane_multi_rowcount else -1
+
+
+def _claiming(fence: Fence, columns: tuple[sa.Column[Any], ...]) -> Any:
+    kept = fence.table.__dict__.setdefault("_fencing_claims", {})
+    statement = kept.get(columns)
+    if statement is None:
+        statement = kept[columns] = sa.update(fence.table).where(
+            *(
+                column == sa.bindparam(f"fencing_key_{at}", type_=column.type)
+                for at, column in enumerate(columns)
+            )
+        )
+    return statement

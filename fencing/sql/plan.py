@@ -1,0 +1,125 @@
+"""Statement in, guarded statement out, with what is known of the rows that it may touch."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.sql.dml import Delete, Insert, Update
+from sqlalchemy.sql.elements import BindParameter, ColumnElement
+
+from fencing.errors import UnverifiableWrite
+from fencing.sql.fence import Fence, fence_of
+from fencing.sql.guard import Verb, admitted, of, pins, stamps, table_of
+from fencing.sql.inserts import guarded_insert
+
+
+class Plan(NamedTuple):
+    """What a guarded statement is, and what is known of the rows that it may touch."""
+
+    verb: Verb
+    fence: Fence
+    statement: Any
+    """The guarded statement."""
+    pins: dict[str, BindParameter[Any]]
+    """Columns, by key, that the WHERE binds to one value each."""
+    criteria: tuple[ColumnElement[bool], ...]
+    """The WHERE as it was."""
+    entity: Any
+    """The mapper and options of an ORM statement that adds criteria of its own, or None."""
+    looks_elsewhere: bool
+    """The WHERE depends on more than the row: what it says may change with the statement itself."""
+
+    @property
+    def by_key(self) -> bool:
+        """Whether each set of parameters touches one row at the most."""
+        keys = self.fence.table.primary_key.columns
+        return bool(len(keys)) and all(column.key in self.pins for column in keys)
+
+
+class Entity(NamedTuple):
+    """The ORM's part in a criteria statement: what else it restricts."""
+
+    mapper: Any
+    options: tuple[Any, ...]
+
+
+_PLANS: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
+
+
+def plan(statement: Any, fence: Fence) -> Plan:
+    """The guarded form of a write to a fenced table. UnverifiableWrite if it cannot be made.
+
+    Kept with the statement object: the unit of work uses the same one at each flush, and so its cache key is
+    made once. Only of exact classes, because annotated statements compare equal when they are not.
+    """
+    plain = type(statement) in (Update, Delete, Insert)
+    if plain:
+        known = _PLANS.get(statement)
+        if known is not None:
+            return known
+    made = _plan(statement, fence)
+    made.statement.__dict__["_fencing_plan"] = made
+    if plain:
+        _PLANS[statement] = made
+    return made
+
+
+def plan_of(statement: Any) -> Plan | None:
+    """The plan of a guarded statement, also when another listener has derived a new one from it."""
+    found: Plan | None = getattr(statement, "__dict__", {}).get("_fencing_plan")
+    return found
+
+
+def _plan(statement: Any, fence: Fence) -> Plan:
+    columns = table_of(statement)[1]
+    if isinstance(statement, Insert):
+        verb, guarded = guarded_insert(statement, fence)
+        return Plan(verb, fence, guarded, {}, (), None, False)
+    criteria = tuple(statement._where_criteria)
+    guarded = statement.where(admitted(fence, columns))
+    if isinstance(statement, Update):
+        _refuse_other_tables(statement, fence)
+        guarded = _stamped(guarded, fence)
+    return Plan(
+        "update" if isinstance(statement, Update) else "delete",
+        fence,
+        guarded,
+        dict(pins(criteria, fence.table)),
+        criteria,
+        _entity(statement),
+        any(map(_looks_elsewhere, criteria)),
+    )
+
+
+def _stamped(statement: Any, fence: Fence) -> Any:
+    values = stamps(fence)
+    ordered = getattr(statement, "_ordered_values", None)
+    if ordered:  # SQLAlchemy 2.0 keeps them apart, and lets nobody add to them
+        statement = statement._generate()
+        statement._ordered_values = [*ordered, *values.items()]
+        return statement
+    return statement.values(values)
+
+
+def _refuse_other_tables(statement: Any, fence: Fence) -> None:
+    for column in statement._values or ():
+        other = of(column)
+        if other is not None and other is not fence.table and fence_of(other) is not None:
+            raise UnverifiableWrite(
+                f"one UPDATE of two fenced tables, {fence.name!r} and {other.fullname!r}, cannot be verified: "
+                "write them one after the other",
+                table=fence.name,
+            )
+
+
+def _entity(statement: Any) -> Entity | None:
+    mapper = statement.table._annotations.get("parententity")
+    if mapper is None or statement._annotations.get("dml_strategy") == "bulk":
+        return None
+    return Entity(mapper, statement._with_options)
+
+
+def _looks_elsewhere(criterion: Any) -> bool:
+    return any(getattr(part, "is_select", False) for part in sa.sql.visitors.iterate(criterion))

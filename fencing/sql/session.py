@@ -1,0 +1,387 @@
+"""What an application uses: `guarded`, `unguarded`, `using`, `FencedSession`. The same for sync and async."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Generic, TypeVar, cast, overload
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+)
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from fencing.errors import ConfigurationError
+from fencing.sql.binding import Binding, Guard, Holding, Pass, bind, binding_of, spoke
+from fencing.sql.commit import may_begin
+from fencing.sql.engine import arm, hooks_of, install
+from fencing.token import Grant
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Session)
+A = TypeVar("A", bound=AsyncSession)
+
+_HERE = "fencing"
+_LAST = "fencing_last"
+_current: ContextVar[Holding | Grant | None] = ContextVar("fencing_current", default=None)
+
+
+class FencedSession(Session):
+    """A session whose transactions are guarded by the lease of `using`, where there is one.
+
+    For code in which passing the lease is unwieldy. An explicit `guarded` comes first.
+
+    Example::
+
+        Sessions = sessionmaker(engine, class_=FencedSession)
+        AsyncSessions = async_sessionmaker(async_engine, sync_session_class=FencedSession)
+    """
+
+
+@contextmanager
+def using(lease: Holding | Grant) -> Iterator[None]:
+    """Make the lease the one that every `FencedSession` of this context is guarded by.
+
+    It counts for transactions that begin inside the block, in this thread or task and those that copy its
+    context.
+
+    Example::
+
+        with leases.acquire("invoice:42") as lease, using(lease):
+            handle(request)
+    """
+    Guard(lease)  # says at once when it is no lease
+    _watch()
+    token = _current.set(lease)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+class Guarded(Generic[T]):
+    """A context manager, for `with` and (on async targets) `async with`."""
+
+    def __init__(self, target: Any, lease: Holding | Grant) -> None:
+        self._target = target
+        self._guard = Guard(lease)
+        self._opened: Any = None
+        self._leave: Any = None
+
+    def __enter__(self) -> T:
+        target = self._target
+        if isinstance(target, async_sessionmaker):
+            raise ConfigurationError("an async_sessionmaker is entered by `async with guarded(...)`")
+        if isinstance(target, sessionmaker):
+            target = self._opened = target()
+        try:
+            self._leave = _enter(target, self._guard)
+        except BaseException:
+            if self._opened is not None:
+                self._opened.close()
+            raise
+        return cast(T, _inner(target))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+        if self._opened is not None:
+            self._opened.close()
+
+    async def __aenter__(self) -> T:
+        target = self._target
+        if isinstance(target, async_sessionmaker):
+            target = self._opened = target()
+        try:
+            self._leave = _enter(target, self._guard)
+        except BaseException:
+            if self._opened is not None:
+                await self._opened.close()
+            raise
+        return cast(T, _inner(target))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+        if self._opened is not None:
+            await self._opened.close()
+
+
+@overload
+def guarded(target: sessionmaker[S], lease: Holding | Grant) -> Guarded[S]: ...
+@overload
+def guarded(target: async_sessionmaker[A], lease: Holding | Grant) -> Guarded[A]: ...
+@overload
+def guarded(target: scoped_session[S], lease: Holding | Grant) -> Guarded[S]: ...
+@overload
+def guarded(target: async_scoped_session[A], lease: Holding | Grant) -> Guarded[A]: ...
+@overload
+def guarded(target: T, lease: Holding | Grant) -> Guarded[T]: ...
+def guarded(target: Any, lease: Holding | Grant) -> Guarded[Any]:
+    """Check every write of the session (or connection) against the lease, inside the `with` block.
+
+    A write that a newer holder has overtaken raises `StaleToken`, and nothing of its transaction can be
+    committed. Past the lease's deadline statements and commits raise `LeaseLost` and are not sent. A transaction
+    that begins in the block ends under the guard, also when you leave the block first.
+
+    Takes a `Session`, `AsyncSession`, `Connection`, `AsyncConnection` or `scoped_session`; a `sessionmaker` is
+    asked for a session, which is closed at the end. On entry it refuses a session that has pending changes or whose
+    transaction has talked to the database, and expires what was loaded: that was read before the lease was held,
+    and no token can see it. The same lease again does nothing; another one is a `ConfigurationError` (use
+    `acquire_all`). AUTOCOMMIT and two-phase commit are refused.
+
+    Example::
+
+        with leases.acquire("invoice:42") as lease:
+            with Session(engine) as session, guarded(session, lease):
+                session.get(Invoice, 42).state = "paid"
+                session.commit()
+    """
+    return Guarded(target, lease)
+
+
+@contextmanager
+def unguarded(target: Any, *, reason: str) -> Iterator[None]:
+    """Let writes to fenced tables through inside the block, without comparing or stamping: told and counted.
+
+    For a backfill or a repair. `reason` goes to the observers and the log.
+
+    Example::
+
+        with unguarded(session, reason="backfill 2026-11"):
+            session.execute(update(Invoice).values(currency="EUR"))
+    """
+    if not isinstance(reason, str) or not reason.strip():
+        raise ConfigurationError("unguarded() wants a reason: it is what stands in the log")
+    session = _sync(target)
+    binding = _binding(session)
+    for connection in _connections(session):
+        _attach(connection, binding)
+    step = Pass(reason)
+    binding.stack.append(step)
+    try:
+        yield
+    finally:
+        binding.stack.remove(step)
+
+
+def _enter(target: Any, guard: Guard) -> Any:
+    """Put the guard in force; what takes it off again."""
+    session = _sync(target)
+    if isinstance(session, Session) and session.twophase:
+        raise ConfigurationError(
+            "two-phase commit is refused under a guard: a prepared transaction outlives its holder and keeps "
+            "the next one out. Use one session for each database"
+        )
+    binding = _binding(session)
+    around = binding.in_force(_transaction(session)) or _other(session)
+    if around is not None:
+        if not around.same_as(guard):
+            raise ConfigurationError(
+                f"this session is guarded by a lease on {around.grant.resource!r} already: end its transaction "
+                "first, or take one lease on both with acquire_all()"
+            )
+        guard = around
+    else:
+        _fresh(session)
+    _install_for(session)
+    guard.check()
+    binding.stack.append(guard)
+    for connection in _connections(session):
+        _attach(connection, binding)
+        if connection.in_transaction():
+            may_begin(connection, binding)
+
+    def leave() -> None:
+        # Not simply the last: blocks of generators may be left in another order.
+        for at in range(len(binding.stack) - 1, -1, -1):
+            if binding.stack[at] is guard:
+                del binding.stack[at]
+                break
+        transaction = _transaction(session)
+        binding.carried = None if transaction is None else (transaction, guard)
+
+    return leave
+
+
+def _fresh(session: Session | Connection) -> None:
+    """Refuse what was read before the lease was held, and forget what was loaded."""
+    if isinstance(session, Connection):
+        watched = hooks_of(session.engine) is not None
+        if session.in_transaction() and (spoke(session) or not watched):
+            raise ConfigurationError(
+                "this connection's transaction has talked to the database already: what it read was read before "
+                "the lease was held. Enter guarded() first"
+                + (
+                    ""
+                    if watched
+                    else ", and call install(engine) next to create_engine, so that this is known"
+                )
+            )
+        return
+    if any(_connections(session, own=False)):
+        raise ConfigurationError(
+            "this session's transaction has talked to the database already: what it read was read before the "
+            "lease was held. Enter guarded() before the first query, or commit or roll back first"
+        )
+    if session.new or session.dirty or session.deleted:
+        raise ConfigurationError(
+            "this session has pending changes that were made before the lease was held: enter guarded() first"
+        )
+    session.expire_all()
+
+
+def _sync(target: Any) -> Session | Connection:
+    """The session or connection behind what was given."""
+    if isinstance(target, scoped_session | async_scoped_session):
+        target = target()
+    if isinstance(target, AsyncSession):
+        return target.sync_session
+    if isinstance(target, AsyncConnection):
+        if target.sync_connection is None:
+            raise ConfigurationError("this AsyncConnection is not started: await it first")
+        return target.sync_connection
+    if isinstance(target, Session | Connection):
+        return target
+    raise ConfigurationError(
+        f"guarded() takes a Session, AsyncSession, Connection, AsyncConnection, scoped_session or sessionmaker, "
+        f"not {target!r}"
+    )
+
+
+def _inner(target: Any) -> Any:
+    return target() if isinstance(target, scoped_session | async_scoped_session) else target
+
+
+def _binding(session: Session | Connection) -> Binding:
+    """The session's binding, made when there is none."""
+    if isinstance(session, Connection):
+        found = binding_of(session)
+        if found is None:
+            found = Binding()
+            _attach(session, found)
+        return found
+    _watch()
+    kept: Binding | None = session.info.get(_HERE)
+    if kept is None:
+        kept = session.info[_HERE] = Binding()
+    return kept
+
+
+def _connections(session: Session | Connection, *, own: bool = True) -> list[Connection]:
+    """The connections that the session's transaction uses now."""
+    if isinstance(session, Connection):
+        return [session] if own else []
+    transaction = session.get_transaction()
+    if transaction is None:
+        return []
+    return list({id(entry[0]): entry[0] for entry in transaction._connections.values()}.values())
+
+
+def _transaction(session: Session | Connection) -> object:
+    """The present transaction, if there is one; the outermost."""
+    return session.get_transaction()
+
+
+def _other(session: Session | Connection) -> Guard | None:
+    """The guard of a connection that the session was made on."""
+    bind_to = None if isinstance(session, Connection) else session.bind
+    found = binding_of(bind_to) if isinstance(bind_to, Connection) else None
+    return None if found is None else found.guard(bind_to if isinstance(bind_to, Connection) else None)
+
+
+def _install_for(session: Session | Connection) -> None:
+    if isinstance(session, Connection):
+        _install(session.engine)
+    elif session.bind is not None:
+        _install(session.bind.engine)
+
+
+def _install(engine: Engine) -> None:
+    if hooks_of(engine) is None:
+        install(engine)
+
+
+def _attach(connection: Connection, binding: Binding) -> None:
+    there = binding_of(connection)
+    if there is binding:
+        return
+    if there is not None and there.stack and binding.stack:
+        mine, theirs = binding.guard(), there.guard()
+        if mine is not None and theirs is not None and not mine.same_as(theirs):
+            raise ConfigurationError(
+                f"this connection is guarded by a lease on {theirs.grant.resource!r} already, and the session by "
+                f"one on {mine.grant.resource!r}: use one lease for both"
+            )
+    _install(connection.engine)
+    bind(connection, binding)
+    arm(connection)
+
+
+# Sessions tell when they begin and commit.
+
+
+def _watch() -> None:
+    if not event.contains(Session, "after_begin", _after_begin):
+        event.listen(Session, "after_begin", _after_begin)
+        event.listen(Session, "before_commit", _before_commit)
+
+
+def _after_begin(session: Session, transaction: Any, connection: Connection) -> None:
+    binding: Binding | None = session.info.get(_HERE)
+    guard = None if binding is None else binding.in_force(_transaction(session))
+    if guard is None and isinstance(session, FencedSession):
+        binding = _binding(session)
+        guard = _picked_up(session)
+    if binding is None or (guard is None and not binding.stack):
+        return
+    _install(connection.engine)
+    _attach(connection, binding)
+    may_begin(connection, binding, guard)
+
+
+def _picked_up(session: FencedSession) -> Guard | None:
+    """The guard for a transaction that begins now, by the lease of this context if there is one."""
+    lease = _current.get()
+    guard = None if lease is None else Guard(lease)
+    before, session.info[_LAST] = session.info.get(_LAST), guard
+    if guard is None or (before is not None and before.same_as(guard)) or not session.identity_map:
+        return guard
+    if session.dirty or session.deleted:
+        raise ConfigurationError(
+            "this session has pending changes of rows that were read before the lease was held: begin with a "
+            "new session, or query again inside using()"
+        )
+    session.expire_all()
+    return guard
+
+
+def _before_commit(session: Session) -> None:
+    """Before any of several databases commits: all may, or none does."""
+    binding: Binding | None = session.info.get(_HERE)
+    if binding is None or session.in_nested_transaction():
+        return
+    for refusal in binding.rejected.values():
+        raise refusal.with_traceback(None)
+    guard = binding.in_force(_transaction(session))
+    if guard is not None:
+        guard.check()
+
+
+def guard_of(session: Session, lease: Holding | Grant | None) -> Grant:
+    """The grant that the session's writes are checked against; the lease's when it is not guarded now."""
+    binding: Binding | None = session.info.get(_HERE)
+    guard = None if binding is None else binding.in_force(_transaction(session))
+    if guard is not None:
+        return guard.grant
+    if lease is None:
+        raise ConfigurationError("this session is not guarded: give a lease, or enter guarded() first")
+    return Guard(lease).grant

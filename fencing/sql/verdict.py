@@ -1,0 +1,273 @@
+"""What became of a guarded statement: admitted, or refused with the reason.
+
+A driver's count of rows is proof when each set of parameters can touch one row at the most and as many were
+touched. In every other case the database is asked: which of the rows that the statement is about does the
+fence refuse? So the extra read is paid by batches whose driver cannot count them, by criteria that may match
+any number of rows, and by failures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects.postgresql import ARRAY
+
+from fencing.errors import FencingError, StaleToken, UnverifiableWrite, WrongResource
+from fencing.sql.binding import Guard
+from fencing.sql.fence import Fence
+from fencing.sql.guard import HOLDER, TOKEN, Params, refused, sets_of, value_in
+from fencing.sql.inserts import DO_UPDATE
+from fencing.sql.plan import Plan
+
+CHUNK = 500
+"""Keys asked for at once."""
+
+
+def proven(plan: Plan, count: int, rowcount: int, sane_one: bool, sane_many: bool) -> bool:
+    """Whether the driver's count alone shows that every row was admitted."""
+    trusted = sane_one if count == 1 else sane_many
+    return trusted and rowcount == count and (plan.verb == "upsert" or plan.by_key)
+
+
+def judge(
+    connection: Connection,
+    plan: Plan,
+    guard: Guard,
+    multiparams: Sequence[Params],
+    params: Params,
+    result: Any,
+) -> None:
+    """Raise StaleToken when the fence refused a row of the statement that has just been carried out."""
+    if plan.verb == "insert":
+        return
+    sets = sets_of(multiparams, params)
+    dialect = connection.dialect
+    one, many = dialect.supports_sane_rowcount, dialect.supports_sane_multi_rowcount
+    if plan.verb == "upsert":
+        # MySQL counts an update twice; what is returned in batches is not counted at all.
+        counts = not plan.statement._returning and dialect.name not in ("mysql", "mariadb")
+        admitted = counts and proven(
+            plan, len(sent_rows(plan, sets)), result.rowcount, one, many or len(sets) == 1
+        )
+    else:
+        admitted = proven(plan, len(sets), result.rowcount, one, many)
+    if not admitted:
+        found = refused_row(connection, plan, guard, sets)
+        if found is not None:
+            raise stale(plan.fence, guard, found)
+
+
+def refused_row(connection: Connection, plan: Plan, guard: Guard, sets: Sequence[Params]) -> Any:
+    """A row that the statement is about and that the fence refuses, or None."""
+    if plan.verb == "insert":
+        return None
+    if plan.verb == "upsert":
+        return _first(connection, plan.fence, guard, _conflicting(plan, sent_rows(plan, sets)))
+    if plan.by_key:
+        return _first(connection, plan.fence, guard, keyed(plan, sets))
+    for each in sets:
+        query = _matching(plan).where(refused(plan.fence)).limit(1)
+        row = connection.execute(_locking(connection, query), {**each, **bound(guard, plan.fence)}).first()
+        if row is not None:
+            return row
+    return None
+
+
+def bound(guard: Guard, fence: Fence) -> dict[str, object]:
+    """The parameters that every guarded statement has."""
+    return {TOKEN: guard.grant.token, HOLDER: guard.holder(fence)}
+
+
+def stored(fence: Fence) -> list[sa.ColumnElement[Any]]:
+    """What is read of a row that was refused: its key, then its fence."""
+    return [*fence.table.primary_key.columns, fence.token.label("token"), fence.holder.label("holder")]
+
+
+def _matching(plan: Plan) -> sa.Select[Any]:
+    """The rows that the statement is about, as its WHERE says, with what the ORM adds to it."""
+    fence = plan.fence
+    if plan.entity is None:
+        return sa.select(*stored(fence)).select_from(fence.table).where(*plan.criteria)
+    mapper = plan.entity.mapper.mapper
+    columns = [
+        mapper.get_property_by_column(column).class_attribute for column in fence.table.primary_key.columns
+    ]
+    token = mapper.get_property_by_column(fence.token).class_attribute.label("token")
+    holder = mapper.get_property_by_column(fence.holder).class_attribute.label("holder")
+    return sa.select(*columns, token, holder).where(*plan.criteria).options(*plan.entity.options)
+
+
+def keyed(
+    plan: Plan, sets: Sequence[Params]
+) -> Iterator[tuple[tuple[sa.Column[Any], ...], list[tuple[Any, ...]]]]:
+    """The primary keys of the rows that the sets of parameters are about."""
+    columns = tuple(plan.fence.table.primary_key.columns)
+    binds = [plan.pins[column.key] for column in columns]
+    yield columns, list(dict.fromkeys(tuple(value_in(bind, each) for bind in binds) for each in sets))
+
+
+Keys = Iterable[tuple[tuple[sa.Column[Any], ...], list[tuple[Any, ...]]]]
+
+
+def _first(connection: Connection, fence: Fence, guard: Guard, keys: Keys) -> Any:
+    """A row with one of the keys that the fence refuses, or None."""
+    for columns, values in keys:
+        for at in range(0, len(values), CHUNK):
+            query = sa.select(*stored(fence)).where(
+                among(connection, columns, values[at : at + CHUNK]), refused(fence)
+            )
+            row = connection.execute(_locking(connection, query.limit(1)), bound(guard, fence)).first()
+            if row is not None:
+                return row
+    return None
+
+
+def among(
+    connection: Connection, columns: Sequence[sa.Column[Any]], values: list[tuple[Any, ...]]
+) -> sa.ColumnElement[bool]:
+    """Whether a row has one of these keys."""
+    if len(columns) == 1:
+        column, plain = columns[0], [value for (value,) in values]
+        if connection.dialect.name == "postgresql":  # one parameter, whatever their number
+            return column == sa.any_(sa.bindparam(None, plain, type_=ARRAY(column.type), unique=True))
+        return column.in_(plain)
+    pairs = [
+        sa.and_(*(column == value for column, value in zip(columns, key, strict=True))) for key in values
+    ]
+    return sa.or_(*pairs)
+
+
+def _locking(connection: Connection, query: sa.Select[Any]) -> sa.Select[Any]:
+    """On MySQL and MariaDB a plain read looks at an old snapshot and would not see the newer row."""
+    if connection.dialect.name in ("mysql", "mariadb"):
+        return query.with_for_update(read=True)
+    return query
+
+
+def stale(fence: Fence, guard: Guard, row: Any, *, note: str = "") -> StaleToken:
+    """The error that says whose row it is now."""
+    grant = guard.grant
+    *key, token, holder = row
+    identity = tuple(key)
+    holder = holder.hex if isinstance(holder, UUID) else holder.replace("-", "") if holder else None
+    same = token == grant.token
+    newest = "the same token, of another holder" if same else f"token {token}"
+    return StaleToken(
+        f"{fence.name} {_shown(identity)} was not written with token {grant.token}: it has been written with "
+        f"{newest} ({holder}). Somebody else holds {grant.resource!r} now, or held it since: drop this work"
+        + note,
+        resource=grant.resource,
+        token=grant.token,
+        holder=grant.holder,
+        stored_token=token,
+        stored_holder=holder,
+        table=fence.name,
+        identity=identity,
+    )
+
+
+def wrong_resource(
+    fence: Fence, guard: Guard, what: str, identity: tuple[object, ...] | None = None
+) -> WrongResource:
+    grant = guard.grant
+    return WrongResource(
+        f"the lease is about {', '.join(map(repr, grant.resources))}, and {what}",
+        resource=grant.resource,
+        token=grant.token,
+        holder=grant.holder,
+        table=fence.name,
+        identity=identity,
+    )
+
+
+def _shown(identity: tuple[object, ...]) -> str:
+    return repr(identity[0]) if len(identity) == 1 else repr(identity)
+
+
+# Upserts
+
+
+def sent_rows(plan: Plan, sets: Sequence[Params]) -> list[Mapping[str, Any]]:
+    """The rows that an upsert sends, by column key, as far as their values are plain."""
+    statement = plan.statement
+    if statement._multi_values:
+        return [plain_values(row, {}) for rows in statement._multi_values for row in rows]
+    fixed = statement._values or {}
+    return [{**each, **plain_values(fixed, each)} for each in sets]
+
+
+def plain_values(row: Mapping[Any, Any], params: Params) -> dict[str, Any]:
+    values = {}
+    for key, value in row.items():
+        if isinstance(value, sa.BindParameter):
+            if value.key in params or not value.required:
+                values[getattr(key, "key", key)] = value_in(value, params)
+        elif not isinstance(value, sa.ClauseElement):
+            values[getattr(key, "key", key)] = value
+    return values
+
+
+def _conflicting(plan: Plan, rows: list[Mapping[str, Any]]) -> Keys:
+    """The unique keys by which the rows sent can have met rows that were there."""
+    fence, conflict = plan.fence, plan.statement._post_values_clause
+    if isinstance(conflict, DO_UPDATE):
+        target = conflict_target(fence, conflict)
+        if target is None or not all(column.key in row for column in target for row in rows):
+            unverifiable(fence, "its conflict target is not made of columns whose values are known here")
+        keys = [target]
+    else:
+        keys = [key for key in unique_keys(fence.table) if any(_covers(row, key) for row in rows)]
+    for columns in keys:
+        values = [tuple(row[column.key] for column in columns) for row in rows if _covers(row, columns)]
+        yield columns, list(dict.fromkeys(values))
+
+
+def _covers(row: Mapping[str, Any], columns: Iterable[sa.Column[Any]]) -> bool:
+    return all(column.key in row and row[column.key] is not None for column in columns)
+
+
+def unique_keys(table: sa.Table) -> list[tuple[sa.Column[Any], ...]]:
+    """Every set of columns that the table's definition says is unique."""
+    keys = [
+        tuple(constraint.columns)
+        for constraint in table.constraints
+        if isinstance(constraint, sa.PrimaryKeyConstraint | sa.UniqueConstraint) and len(constraint.columns)
+    ]
+    return keys + [tuple(index.columns) for index in table.indexes if index.unique]
+
+
+def conflict_target(fence: Fence, conflict: Any) -> tuple[sa.Column[Any], ...] | None:
+    table = fence.table
+    if conflict.constraint_target is not None:
+        named: tuple[Any, ...] = (*table.constraints, *table.indexes)
+        for constraint in named:
+            if constraint.name == conflict.constraint_target:
+                return tuple(constraint.columns)
+        if conflict.constraint_target == f"{table.name}_pkey":
+            return tuple(table.primary_key.columns)
+        return None
+    if conflict.inferred_target_elements is None:
+        return None
+    columns = [
+        table.c.get(element if isinstance(element, str) else getattr(element, "key", None) or "")
+        for element in conflict.inferred_target_elements
+    ]
+    return None if any(column is None for column in columns) else tuple(columns)  # type: ignore[arg-type]
+
+
+def unverifiable(fence: Fence, why: str) -> NoReturn:
+    raise UnverifiableWrite(
+        f"this write to {fence.name!r} cannot be verified: {why}. Nothing of the transaction is committed",
+        table=fence.name,
+    )
+
+
+REASONS: dict[type[FencingError], str] = {
+    StaleToken: "stale",
+    WrongResource: "wrong_resource",
+    UnverifiableWrite: "unverifiable",
+}
