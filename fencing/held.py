@@ -188,8 +188,10 @@ class LeaseCore:
         Raises `LeaseLost` when it was lost, `LeaseNotHeld` when it was released. Passing proves nothing to
         the database: that is what the token is for.
         """
+        tenure, leases = self._tenure, self._leases
+        if tenure.state is State.HELD and self._born is leases.life and leases.clock.now() < tenure.deadline:
+            return  # the usual case, at every guarded statement
         self._notice()
-        tenure = self._tenure
         if tenure.lost is not None:
             raise tenure.lost.with_traceback(None)  # the same error each time, without its history
         if tenure.state not in STANDING:

@@ -14,10 +14,25 @@ from fencing.token import Grant
 
 
 class Holding(Protocol):
-    """What the SQL half knows of a lease."""
+    """What the SQL half knows of a lease: a grant that is watched."""
 
     @property
-    def grant(self) -> Grant: ...
+    def namespace(self) -> str: ...
+
+    @property
+    def resource(self) -> str: ...
+
+    @property
+    def resources(self) -> tuple[str, ...]: ...
+
+    @property
+    def holder(self) -> str: ...
+
+    @property
+    def token(self) -> int: ...
+
+    @property
+    def label(self) -> str: ...
 
     @property
     def observers(self) -> Observers: ...
@@ -26,25 +41,25 @@ class Holding(Protocol):
         """Raise unless it is held, as far as this process knows."""
 
 
-def _trust(grant: Grant) -> Callable[[], None]:
+def _trust() -> None:
     """A grant that travelled here has no clock: the database alone decides."""
-    return lambda: None
+
+
+_NOBODY = Observers(())
 
 
 class Guard:
     """A lease, ready to be compared with rows."""
 
-    __slots__ = ("_holders", "check", "grant", "lease", "observers")
+    __slots__ = ("_dashed", "check", "grant", "observers", "token")
 
     def __init__(self, lease: Holding | Grant) -> None:
-        self.lease = lease
+        self.grant = lease
         if isinstance(lease, Grant):
-            self.grant = lease
-            self.check = _trust(lease)
-            self.observers = Observers(())
+            self.check: Callable[[], None] = _trust
+            self.observers = _NOBODY
         else:
             try:
-                self.grant = lease.grant
                 self.check = lease.check
                 self.observers = lease.observers
             except AttributeError:
@@ -52,18 +67,20 @@ class Guard:
                     f"guarded() takes a lease (or a grant), not {lease!r}"
                     + (": await it first" if hasattr(lease, "__await__") else "")
                 ) from None
-        self._holders: dict[Any, object] = {}
+        self.token = lease.token
+        self._dashed: str | None = None
 
     def same_as(self, other: Guard) -> bool:
-        return (self.grant.token, self.grant.holder) == (other.grant.token, other.grant.holder)
+        return self.token == other.token and self.grant.holder == other.grant.holder
 
-    def holder(self, fence: Fence) -> object:
+    def holder(self, fence: Fence) -> str:
         """The holder as it is sent to this table."""
-        try:
-            return self._holders[fence.table]
-        except KeyError:
-            value = self._holders[fence.table] = fence.holder_as_sent(self.grant.holder)
-            return value
+        if not fence.dashed:
+            return self.grant.holder
+        if self._dashed is None:
+            plain = self.grant.holder
+            self._dashed = f"{plain[:8]}-{plain[8:12]}-{plain[12:16]}-{plain[16:20]}-{plain[20:]}"
+        return self._dashed
 
     def tell(self, kind: type[LeaseEvent], **what: Any) -> None:
         if kind in self.observers.wanted:
@@ -124,10 +141,18 @@ class Binding:
 
     def in_force(self, transaction: object) -> Guard | None:
         """The guard of the block, or of the present transaction of the session when the block is left."""
-        guard = self.guard() or next(iter(self._lingering.values()), None)
-        if guard is None and self.carried is not None and self.carried[0] is transaction:
-            guard = self.carried[1]
-        return guard
+        if self.stack and (guard := self.guard()) is not None:
+            return guard
+        if self._lingering:
+            return next(iter(self._lingering.values()))
+        if self.carried is not None and self.carried[0] is transaction:
+            return self.carried[1]
+        return None
+
+    def let_go(self) -> None:
+        """The session's transaction is over, though that of a connection which is not its own may not be."""
+        if self._lingering:
+            self._lingering.clear()
 
     def ended(self, connection: Connection) -> None:
         """The connection's transaction is over."""

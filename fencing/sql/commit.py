@@ -11,7 +11,7 @@ from fencing.errors import ConfigurationError, FencingError, OutcomeUnknown, Sta
 from fencing.events import CommitUnknown
 from fencing.sql.binding import Binding, Guard
 from fencing.sql.plan import plan_of
-from fencing.sql.verdict import refused_row, stale
+from fencing.sql.verdict import Asker, refused_row, stale
 
 _COMMITTING = "_fencing_committing"
 SERIALIZATION_FAILURE = "40001"
@@ -28,7 +28,20 @@ def may_begin(connection: Connection, binding: Binding, guard: Guard | None = No
             "AUTOCOMMIT is refused under a guard: what a statement did before it was found stale could not be "
             "taken back. Use a transaction"
         )
+    if connection.dialect.name == "sqlite" and not _under_way(connection):
+        # Safe because the transaction is a real one from its first statement on: by itself the driver begins
+        # one only at the first write, and a savepoint before that would commit when it is released.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
     binding.linger(connection, guard)
+
+
+def _driver(connection: Connection) -> Any:
+    return connection.connection.driver_connection
+
+
+def _under_way(connection: Connection) -> bool:
+    """Whether SQLite itself is in a transaction."""
+    return bool(getattr(_driver(connection), "in_transaction", True))
 
 
 def _autocommits(connection: Connection) -> bool:
@@ -38,8 +51,7 @@ def _autocommits(connection: Connection) -> bool:
     driver = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
         # Without the driver's own transactions somebody else must have begun this one.
-        real = connection.connection.driver_connection
-        return getattr(real, "isolation_level", "") is None and not getattr(real, "in_transaction", True)
+        return getattr(_driver(connection), "isolation_level", "") is None and not _under_way(connection)
     try:
         return bool(driver is not None and connection.dialect.detect_autocommit_setting(driver))
     except (NotImplementedError, AttributeError):
@@ -119,14 +131,16 @@ def _hidden(context: Any, guard: Guard) -> StaleToken | None:
     At REPEATABLE READ and above the database says that a row was changed, not by whom, and the transaction can
     read no more. When nobody can be asked the failure stays what it is; trying again tells.
     """
-    made = plan_of(context.execution_context.invoked_statement)
+    execution = context.execution_context
+    made = plan_of(execution.invoked_statement)
     if made is None:
         return None
     engine = context.connection.engine
     apart = Engine(engine.pool.recreate(), engine.dialect, engine.url)
     try:
         with apart.connect() as connection:
-            row = refused_row(connection, made, guard, context.execution_context.compiled_parameters)
+            asker = Asker(connection, guard, execution.execution_options)
+            row = refused_row(asker, made, execution.compiled_parameters)
     except DBAPIError:
         return None
     finally:

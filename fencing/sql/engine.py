@@ -18,7 +18,6 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.sql.compiler import Compiled
 
 from fencing.errors import ConfigurationError, FencingError, UnguardedWrite, UnverifiableWrite
 from fencing.events import LoggingObserver, Observer, Observers, WriteAdmitted, WriteRefused, WriteUnguarded
@@ -26,11 +25,11 @@ from fencing.sql import follow
 from fencing.sql.binding import Binding, Guard, Pass, binding_of, speaks
 from fencing.sql.commit import failed, may_begin, may_commit
 from fencing.sql.fence import fence_of
-from fencing.sql.guard import TOKEN, Params, bare, sets_of, table_of
+from fencing.sql.guard import TOKEN, Params, bare, sets_of, target_of
 from fencing.sql.plan import plan, plan_of
 from fencing.sql.raw import written, written_by_cte
 from fencing.sql.scope import strayed, within
-from fencing.sql.verdict import REASONS, bound, judge, refused_row, stale
+from fencing.sql.verdict import REASONS, Asker, bound, judge, refused_row, stale
 
 Unguarded = Literal["refuse", "warn"]
 Mode = Guard | Pass | None
@@ -163,12 +162,13 @@ class Hooks:
         if not isinstance(mode, Guard):
             self.unguarded(mode, name, verb)
         elif fenced:
-            with Told(connection, mode, name, verb):
-                raise UnverifiableWrite(
-                    f"a write to {name!r} lost its guard on the way to the database: another listener has "
-                    "replaced the statement, or it was compiled by hand",
-                    table=name,
-                )
+            lost = UnverifiableWrite(
+                f"a write to {name!r} lost its guard on the way to the database: another listener has "
+                "replaced the statement, or it was compiled by hand",
+                table=name,
+            )
+            mark(connection, mode, name, verb, lost)
+            raise lost
 
     def joined(self, connection: Connection, state: Any) -> None:
         """A write to a join of tables (MySQL has them)."""
@@ -180,12 +180,13 @@ class Hooks:
         """What the guard cannot read: refused under a guard; without one it is reported, and let through."""
         mode = mode_of(connection)
         if isinstance(mode, Guard):
-            with Told(connection, mode, table, what):
-                raise UnverifiableWrite(
-                    f"{what} that writes to {table!r} cannot be guarded: build it with SQLAlchemy's insert(), "
-                    "update() or delete(), or say unguarded(session, reason=...)",
-                    table=table,
-                )
+            unseen = UnverifiableWrite(
+                f"{what} that writes to {table!r} cannot be guarded: build it with SQLAlchemy's insert(), "
+                "update() or delete(), or say unguarded(session, reason=...)",
+                table=table,
+            )
+            mark(connection, mode, table, what, unseen)
+            raise unseen
         self.tell_unguarded(table, what, allowed=True, reason="text" if mode is None else mode.reason)
 
     def unguarded(self, mode: Pass | None, table: str, verb: str) -> None:
@@ -228,17 +229,17 @@ class Hooks:
         options: Any,
     ) -> tuple[Any, Any, Any]:
         guard = mode_of(connection)
-        if not isinstance(guard, Guard):
+        if type(guard) is not Guard:
             return statement, multiparams, params
         guard.check()
-        if isinstance(statement, Compiled) or not statement.is_dml:
+        if not getattr(statement, "is_dml", False):  # a Compiled has none: the first net looks at those
             return statement, multiparams, params
         if statement.__visit_name__ == "lambda_element":
             statement = statement._resolved._annotate(statement._annotations)
-        table, _ = table_of(statement)
+        table = bare(target_of(statement))
         fence = None if table is None else fence_of(table)
         if fence is not None:
-            with Told(connection, guard, fence.name, statement.__visit_name__):
+            try:
                 made = plan(statement, fence)
                 final, extra = made.statement, bound(guard, fence)
                 if fence.resource is not None:
@@ -246,17 +247,26 @@ class Hooks:
                     extra.update(scope)
                 if made.looks_elsewhere and not made.by_key:
                     # What it matches may be other rows once it has run.
-                    row = refused_row(connection, made, guard, sets_of(multiparams, params))
+                    row = refused_row(Asker(connection, guard, options), made, sets_of(multiparams, params))
                     if row is not None:
                         raise stale(fence, guard, row)
+            except FencingError as error:
+                mark(connection, guard, fence.name, statement.__visit_name__, error)
+                raise
+            own = (fence.token.key, fence.holder.key)
             if multiparams:
+                if any(key in multiparams[0] for key in own):  # theirs do not count
+                    multiparams = [without(each, own) for each in multiparams]
                 return final, [{**each, **extra} for each in multiparams], params
-            return final, multiparams, {**params, **extra}
+            return final, multiparams, {**without(params, own), **extra}
         found = None if table is None else follow.follower(table)
         if found is not None:
-            with Told(connection, guard, str(found.table.fullname), statement.__visit_name__):
-                sets = sets_of(multiparams, params)
-                statement = follow.claim_parents(connection, found, statement, guard, sets)
+            try:
+                asker = Asker(connection, guard, options)
+                statement = follow.claim_parents(asker, found, statement, sets_of(multiparams, params))
+            except FencingError as error:
+                mark(connection, guard, str(found.table.fullname), statement.__visit_name__, error)
+                raise
         return statement, multiparams, params
 
     def after_execute(
@@ -273,12 +283,14 @@ class Hooks:
             return
         guard = mode_of(connection)
         assert isinstance(guard, Guard)
-        with Told(connection, guard, made.fence.name, made.verb):
-            judge(connection, made, guard, multiparams, params, result)
-            if made.fence.resource is not None and made.verb in ("update", "delete"):
-                sets = sets_of(multiparams, params)
-                if result.rowcount != len(sets):
-                    strayed(connection, made, guard, sets)
+        try:
+            asker, sets = Asker(connection, guard, options), sets_of(multiparams, params)
+            judge(asker, made, sets, result)
+            if made.fence.resource is not None and made.by_key and result.rowcount != len(sets):
+                strayed(asker, made, sets)
+        except FencingError as error:
+            mark(connection, guard, made.fence.name, made.verb, error)
+            raise
         if WriteAdmitted in guard.observers.wanted:
             guard.tell(WriteAdmitted, table=made.fence.name, verb=made.verb)
 
@@ -308,29 +320,21 @@ class Hooks:
             binding.ended(connection)
 
 
+def without(params: Params, keys: Sequence[str]) -> Params:
+    return {key: value for key, value in params.items() if key not in keys}
+
+
 def mode_of(connection: Connection) -> Mode:
     """The guard of the connection, or its way out, or None."""
     binding = binding_of(connection)
     return None if binding is None else binding.mode(connection)
 
 
-class Told:
-    """Tells the observers of a refusal inside the block, and marks the transaction: it must not be committed."""
-
-    __slots__ = ("connection", "guard", "table", "verb")
-
-    def __init__(self, connection: Connection, guard: Guard, table: str, verb: str) -> None:
-        self.connection, self.guard, self.table, self.verb = connection, guard, table, verb
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, FencingError):
-            binding = binding_of(self.connection)
-            assert isinstance(binding, Binding)
-            first = binding.rejected.setdefault(self.connection, error)
-            reason = REASONS.get(type(error))
-            if first is error and reason is not None:
-                self.guard.tell(
-                    WriteRefused, table=self.table, verb=self.verb, reason=reason, error=str(error)
-                )
+def mark(connection: Connection, guard: Guard, table: str, verb: str, error: FencingError) -> None:
+    """Tell the observers of a refusal, and that nothing of the transaction may be committed."""
+    binding = binding_of(connection)
+    assert isinstance(binding, Binding)
+    first = binding.rejected.setdefault(connection, error)
+    reason = REASONS.get(type(error))
+    if first is error and reason is not None:
+        guard.tell(WriteRefused, table=table, verb=verb, reason=reason, error=str(error))

@@ -38,21 +38,16 @@ class Fence(NamedTuple):
     token: sa.Column[Any]
     holder: sa.Column[Any]
     resource: Template | None
-
-    @property
-    def name(self) -> str:
-        """The table's name, with its schema."""
-        return str(self.table.fullname)
+    name: str
+    """The table's name, with its schema."""
+    dashed: bool
+    """Whether holders are UUIDs here, and not plain text."""
 
     @property
     def holder_type(self) -> Any:
         """The type that holders are sent as: text, which drivers send with less ado than UUID objects."""
         kind = self.holder.type
         return sa.Uuid(as_uuid=False, native_uuid=kind.native_uuid) if isinstance(kind, sa.Uuid) else kind
-
-    def holder_as_sent(self, holder: str) -> str:
-        """A holder (32 hex digits) as that type takes it."""
-        return str(UUID(holder)) if isinstance(self.holder.type, sa.Uuid) else holder
 
 
 def fence_columns(
@@ -188,7 +183,8 @@ def _find(table: sa.Table) -> Fence | None:
     if len(parts) < 2 or mark is None:
         raise ConfigurationError(f"table {table.fullname!r} has only one of the two fence columns")
     template = None if mark.resource is None else Template.of(mark.resource, table, mark.owner)
-    return Fence(table, parts["token"], parts["holder"], template)
+    dashed = isinstance(parts["holder"].type, sa.Uuid)
+    return Fence(table, parts["token"], parts["holder"], template, str(table.fullname), dashed)
 
 
 def _attached(column: sa.Column[Any], table: sa.Table) -> None:

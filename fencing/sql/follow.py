@@ -8,7 +8,7 @@ transaction, before the statement: their locks keep everybody else out until it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -20,8 +20,8 @@ from sqlalchemy.sql.dml import Insert, Update
 from fencing.errors import ConfigurationError, UnverifiableWrite
 from fencing.sql.binding import Guard
 from fencing.sql.fence import Fence, fence_of
-from fencing.sql.guard import Params, pins, value_in
-from fencing.sql.verdict import plain_values, wrong_resource
+from fencing.sql.guard import Params, pins, target_of, value_in
+from fencing.sql.verdict import Asker, plain_values, wrong_resource
 
 MOST = 10_000
 """Rows that a statement by criteria may follow."""
@@ -129,15 +129,14 @@ def _upwards(column: Any, table: Any) -> Any:
 # Claiming
 
 
-def claim_parents(
-    connection: Connection, found: Follower, statement: Any, guard: Guard, sets: Sequence[Params]
-) -> Any:
+def claim_parents(asker: Asker, found: Follower, statement: Any, sets: Sequence[Params]) -> Any:
     """Claim the rows that the statement's rows follow; the statement, restricted to them where it must be."""
     if isinstance(statement, Insert):
         if found.inserts:
-            _claim(connection, found, guard, _inserted(found, statement, sets))
+            _claim(asker, found, _inserted(found, statement, sets))
         return statement
-    bound = dict(pins(statement._where_criteria, found.table))
+    target = target_of(statement)
+    bound = dict(pins(statement._where_criteria, target))
     moved = _moved(found, statement, sets)
     if all(column.key in bound for parent in found.parents for column in parent.own):
         rows = [
@@ -148,19 +147,20 @@ def claim_parents(
             }
             for each in sets
         ]
-        _claim(connection, found, guard, [*rows, *moved])
+        _claim(asker, found, [*rows, *moved])
         return statement
-    columns = list(dict.fromkeys(column for parent in found.parents for column in parent.own))
-    query = sa.select(*columns).select_from(found.table).where(*statement._where_criteria).distinct()
+    keyed_by = dict.fromkeys(column.key for parent in found.parents for column in parent.own)
+    columns = [target.c[key] for key in keyed_by]
+    query = sa.select(*columns).select_from(target).where(*statement._where_criteria).distinct()
     rows = []
     for each in sets:
-        rows += [dict(row._mapping) for row in connection.execute(query.limit(MOST + 1), each)]
+        rows += [dict(row._mapping) for row in asker.ask(query.limit(MOST + 1), each)]
     if len(rows) > MOST:
         raise UnverifiableWrite(
             f"more than {MOST} rows of {found.table.fullname!r} at once: do it in batches",
             table=str(found.table.fullname),
         )
-    _claim(connection, found, guard, [*rows, *moved])
+    _claim(asker, found, [*rows, *moved])
     # Safe because only rows whose parents are claimed are touched: one that has begun to match since is not.
     keys = [tuple(row[column.key] for column in columns) for row in rows]
     if len(columns) == 1:
@@ -200,7 +200,7 @@ def _moved(found: Follower, statement: Any, sets: Sequence[Params]) -> list[dict
     return [row for row in changed if keys & set(row)]
 
 
-def _claim(connection: Connection, found: Follower, guard: Guard, rows: Sequence[dict[str, Any]]) -> None:
+def _claim(asker: Asker, found: Follower, rows: Sequence[dict[str, Any]]) -> None:
     claimed, apart = False, None
     for parent in found.parents:
         keys = list(
@@ -210,13 +210,13 @@ def _claim(connection: Connection, found: Follower, guard: Guard, rows: Sequence
                 if all(row.get(column.key) is not None for column in parent.own)
             )
         )
-        if len(found.parents) > 1 and (apart := _elsewhere(parent, guard, keys)):
+        if len(found.parents) > 1 and (apart := _elsewhere(parent, asker.guard, keys)):
             continue  # the other side is what the lease is about
         claimed = True
-        claim(connection, parent.fence, parent.theirs, keys)
+        claim(asker.connection, parent.fence, parent.theirs, keys, asker.options)
     if rows and not claimed:
         raise wrong_resource(
-            found.parents[0].fence, guard, f"rows of {found.table.fullname!r} join others: {apart}"
+            found.parents[0].fence, asker.guard, f"rows of {found.table.fullname!r} join others: {apart}"
         )
 
 
@@ -233,7 +233,11 @@ def _elsewhere(parent: Parent, guard: Guard, keys: list[tuple[Any, ...]]) -> str
 
 
 def claim(
-    connection: Connection, fence: Fence, columns: Sequence[sa.Column[Any]], keys: Sequence[tuple[Any, ...]]
+    connection: Connection,
+    fence: Fence,
+    columns: Sequence[sa.Column[Any]],
+    keys: Sequence[tuple[Any, ...]],
+    options: Mapping[str, Any] | None = None,
 ) -> int:
     """Raise the fence of these rows to the guard in force; how many there were, or -1 if nobody counted.
 
@@ -243,7 +247,13 @@ def claim(
         return 0
     names = [f"fencing_key_{at}" for at in range(len(columns))]
     rows = [dict(zip(names, key, strict=True)) for key in keys]
-    count = connection.execute(_claiming(fence, tuple(columns)), rows).rowcount
+    schemas = (options or {}).get("schema_translate_map")
+    result = connection.execute(
+        _claiming(fence, tuple(columns)),
+        rows,
+        execution_options={"schema_translate_map": schemas} if schemas else {},
+    )
+    count = result.rowcount
     return count if len(keys) == 1 or connection.dialect.supports_sane_multi_rowcount else -1
 
 

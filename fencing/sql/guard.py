@@ -24,17 +24,21 @@ Verb = Literal["insert", "upsert", "update", "delete"]
 Params = Mapping[str, Any]
 
 
-def admitted(fence: Fence, columns: Any = None) -> ColumnElement[bool]:
-    """The rule of `fencing.token.admits`, over a row's columns: newer, or the same token of the same holder."""
-    stored = fence.table.c if columns is None else columns
-    token, holder = _binds(fence)
+def admitted(fence: Fence, target: Any = None, new: Any = None) -> ColumnElement[bool]:
+    """The rule of `fencing.token.admits`, over a row's columns: newer, or the same token of the same holder.
+
+    `target` is the table, or the alias that the statement uses; `new` the row that an upsert would insert, whose
+    fence stands for the parameters.
+    """
+    stored = (fence.table if target is None else target).c
+    token, holder = _binds(fence) if new is None else (new[fence.token.key], new[fence.holder.key])
     own = stored[fence.token.key]
     return sa.or_(own < token, sa.and_(own == token, stored[fence.holder.key] == holder))
 
 
-def refused(fence: Fence, columns: Any = None) -> ColumnElement[bool]:
+def refused(fence: Fence, target: Any = None) -> ColumnElement[bool]:
     """What is not admitted; a NULL, where somebody made the columns nullable, is not."""
-    return admitted(fence, columns).is_not(sa.true())
+    return admitted(fence, target).is_not(sa.true())
 
 
 def _binds(fence: Fence) -> tuple[BindParameter[Any], BindParameter[Any]]:
@@ -53,16 +57,13 @@ def stamps(fence: Fence) -> dict[sa.Column[Any], BindParameter[Any]]:
     return dict(zip((fence.token, fence.holder), _binds(fence), strict=True))
 
 
-def table_of(statement: Any) -> tuple[sa.Table | None, Any]:
-    """The table that a write goes to, and its columns as the statement knows them (an alias has its own)."""
+def target_of(statement: Any) -> Any:
+    """What a write goes to: a table or an alias of one, without annotations; or a join."""
     notes = statement._annotations
-    target = notes.get("_emit_update_table")
-    if target is None:
-        target = notes.get("_emit_insert_table")
-    if target is None:
-        target = statement.table
-    base = bare(target)
-    return (base, target.c if isinstance(target, Alias) else base.c) if base is not None else (None, None)
+    target = statement.table
+    if notes:
+        target = notes.get("_emit_update_table", notes.get("_emit_insert_table", target))
+    return target._deannotate() if target._annotations else target
 
 
 def bare(target: Any) -> sa.Table | None:
@@ -87,19 +88,21 @@ def conjuncts(criteria: Sequence[Any]) -> Iterator[Any]:
             yield each
 
 
-def pins(criteria: Sequence[Any], table: sa.Table) -> Iterator[tuple[str, BindParameter[Any]]]:
-    """Columns of the table that must equal one bound value."""
+def pins(criteria: Sequence[Any], target: Any) -> Iterator[tuple[str, BindParameter[Any]]]:
+    """Columns of the target that must equal one bound value. Another alias of the same table is not the target."""
     for each in conjuncts(criteria):
         if isinstance(each, BinaryExpression) and each.operator is operators.eq:
             for column, value in ((each.left, each.right), (each.right, each.left)):
-                if isinstance(value, BindParameter) and not value.expanding and of(column) is table:
+                if isinstance(value, BindParameter) and not value.expanding and belongs(column, target):
                     yield str(column.key), value
 
 
-def of(column: Any) -> sa.Table | None:
-    """The table that a column belongs to."""
+def belongs(column: Any, target: Any) -> bool:
+    """Whether it is a column of just this table or alias."""
     table = getattr(column, "table", None)
-    return None if table is None else bare(table)
+    if table is None:
+        return False
+    return (table._deannotate() if table._annotations else table) is target
 
 
 def value_in(bind: BindParameter[Any], params: Params) -> Any:

@@ -44,7 +44,7 @@ def _guarded_conflict(statement: Any, conflict: Any, fence: Fence) -> Any:
         )
     clause = conflict._clone()
     if isinstance(conflict, DO_UPDATE):
-        return _guarded_do_update(clause, fence)
+        return _guarded_do_update(clause, fence, statement.excluded)
     if isinstance(conflict, OnDuplicateClause):
         return _guarded_on_duplicate(clause, fence)
     raise UnverifiableWrite(
@@ -52,15 +52,15 @@ def _guarded_conflict(statement: Any, conflict: Any, fence: Fence) -> Any:
     )
 
 
-def _guarded_do_update(clause: Any, fence: Fence) -> Any:
+def _guarded_do_update(clause: Any, fence: Fence, new: Any) -> Any:
     values = dict(clause.update_values_to_set)  # a list of pairs in SQLAlchemy 2.0
     for column in (fence.token, fence.holder):
         values.pop(column.key, None)
         values.pop(column, None)
-    values.update({column.key: bind for column, bind in stamps(fence).items()})
+    values.update({column.key: new[column.key] for column in (fence.token, fence.holder)})
     listed = isinstance(clause.update_values_to_set, list)
     clause.update_values_to_set = list(values.items()) if listed else values
-    rule = admitted(fence)
+    rule = admitted(fence, new=new)
     where = clause.update_whereclause
     clause.update_whereclause = rule if where is None else sa.and_(where, rule)
     return clause
@@ -68,6 +68,8 @@ def _guarded_do_update(clause: Any, fence: Fence) -> Any:
 
 def _guarded_on_duplicate(clause: Any, fence: Fence) -> Any:
     """MySQL has no WHERE there, so that each assignment is conditional, from left to right.
+
+    The fence is that of the row sent, not a parameter: PyMySQL takes none in this clause when it sends a batch.
 
     Safe because the fence is assigned last, and the holder before the token: an assignment sees those before
     it. With the new holder the rule says of the old token what it said with the old one, if it was admitted;
@@ -77,10 +79,10 @@ def _guarded_on_duplicate(clause: Any, fence: Fence) -> Any:
     given = {getattr(key, "key", key): value for key, value in clause.update.items()}
     order = [getattr(key, "key", key) for key in clause._parameter_ordering or ()]
     order += [key for key in columns if key in given and key not in order]
-    stamp = {column.key: bind for column, bind in stamps(fence).items()}
-    fenced = [fence.holder.key, fence.token.key]
-    values = {**{key: given[key] for key in order if key not in stamp}, **{key: stamp[key] for key in fenced}}
-    rule = admitted(fence)
+    new = clause.inserted_alias.c
+    stamp = {key: new[key] for key in (fence.holder.key, fence.token.key)}
+    values = {**{key: given[key] for key in order if key not in stamp}, **stamp}
+    rule = admitted(fence, new=new)
     clause.update = {key: sa.case((rule, value), else_=columns[key]) for key, value in values.items()}
     clause._parameter_ordering = list(values)
     return clause
@@ -104,6 +106,11 @@ def _stamped(statement: Any, fence: Fence) -> Any:
             for rows in statement._multi_values
         )
         return statement
+    given = statement._values or {}
+    names = {column.key for column in values} | {column.name for column in values}
+    if any(getattr(key, "key", key) in names for key in given):
+        statement = statement._generate()
+        statement._values = type(given)({k: v for k, v in given.items() if getattr(k, "key", k) not in names})
     return statement.values(values)
 
 

@@ -11,7 +11,7 @@ from sqlalchemy.sql.elements import BindParameter, ColumnElement
 
 from fencing.errors import UnverifiableWrite
 from fencing.sql.fence import Fence, fence_of
-from fencing.sql.guard import Verb, admitted, of, pins, stamps, table_of
+from fencing.sql.guard import Verb, admitted, bare, pins, stamps, target_of
 from fencing.sql.inserts import guarded_insert
 
 
@@ -30,12 +30,10 @@ class Plan(NamedTuple):
     """The mapper and options of an ORM statement that adds criteria of its own, or None."""
     looks_elsewhere: bool
     """The WHERE depends on more than the row: what it says may change with the statement itself."""
-
-    @property
-    def by_key(self) -> bool:
-        """Whether each set of parameters touches one row at the most."""
-        keys = self.fence.table.primary_key.columns
-        return bool(len(keys)) and all(column.key in self.pins for column in keys)
+    by_key: bool
+    """Each set of parameters touches one row at the most."""
+    target: Any
+    """The table, or the alias that the statement uses."""
 
 
 class Entity(NamedTuple):
@@ -73,39 +71,54 @@ def plan_of(statement: Any) -> Plan | None:
 
 
 def _plan(statement: Any, fence: Fence) -> Plan:
-    columns = table_of(statement)[1]
+    target = target_of(statement)
     if isinstance(statement, Insert):
         verb, guarded = guarded_insert(statement, fence)
-        return Plan(verb, fence, guarded, {}, (), None, False)
+        return Plan(verb, fence, guarded, {}, (), None, False, False, target)
     criteria = tuple(statement._where_criteria)
-    guarded = statement.where(admitted(fence, columns))
+    guarded = statement.where(admitted(fence, target))
     if isinstance(statement, Update):
         _refuse_other_tables(statement, fence)
         guarded = _stamped(guarded, fence)
+    bound = dict(pins(criteria, target))
+    keys = fence.table.primary_key.columns
     return Plan(
         "update" if isinstance(statement, Update) else "delete",
         fence,
         guarded,
-        dict(pins(criteria, fence.table)),
+        bound,
         criteria,
         _entity(statement),
         any(map(_looks_elsewhere, criteria)),
+        bool(len(keys)) and all(column.key in bound for column in keys),
+        target,
     )
 
 
 def _stamped(statement: Any, fence: Fence) -> Any:
-    values = stamps(fence)
-    ordered = getattr(statement, "_ordered_values", None)
-    if ordered:  # SQLAlchemy 2.0 keeps them apart, and lets nobody add to them
-        statement = statement._generate()
-        statement._ordered_values = [*ordered, *values.items()]
+    """The statement with the fence in its SET, whatever else was said about those columns."""
+    values: dict[Any, Any] = stamps(fence)
+    ours = {column.key for column in values} | {column.name for column in values}
+    statement = statement._generate()
+    ordered = getattr(statement, "_ordered_values", None)  # SQLAlchemy 2.0 keeps them apart
+    if ordered:
+        others = [(key, value) for key, value in ordered if getattr(key, "key", key) not in ours]
+        statement._ordered_values = [*others, *values.items()]
         return statement
-    return statement.values(values)
+    given = {k: v for k, v in (statement._values or {}).items() if getattr(k, "key", k) not in ours}
+    statement._values = None
+    maintained = getattr(statement, "_maintain_values_ordering", False)
+    statement._maintain_values_ordering = False
+    statement = statement.values({**given, **values})
+    if maintained:
+        statement._maintain_values_ordering = True
+    return statement
 
 
 def _refuse_other_tables(statement: Any, fence: Fence) -> None:
     for column in statement._values or ():
-        other = of(column)
+        table = getattr(column, "table", None)
+        other = None if table is None else bare(table)
         if other is not None and other is not fence.table and fence_of(other) is not None:
             raise UnverifiableWrite(
                 f"one UPDATE of two fenced tables, {fence.name!r} and {other.fullname!r}, cannot be verified: "

@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter
 
 from fencing.sql.binding import Guard
 from fencing.sql.fence import Fence
-from fencing.sql.guard import Params, conjuncts, of, value_in
+from fencing.sql.guard import Params, belongs, conjuncts, value_in
 from fencing.sql.inserts import DO_UPDATE
 from fencing.sql.plan import Plan
 from fencing.sql.resource import Template
 from fencing.sql.verdict import (
+    Asker,
     among,
     conflict_target,
     keyed,
@@ -66,17 +66,17 @@ def within(plan: Plan, guard: Guard, sets: Sequence[Params]) -> tuple[Any, dict[
     return _restricted(plan, template, guard)
 
 
-def strayed(connection: Connection, plan: Plan, guard: Guard, sets: Sequence[Params]) -> None:
+def strayed(asker: Asker, plan: Plan, sets: Sequence[Params]) -> None:
     """Raise WrongResource when a row that was addressed by key belongs to another resource than the lease."""
     fence, template = plan.fence, plan.fence.resource
     if template is None or not plan.by_key or all(column.key in plan.pins for column in template.columns):
         return
     keys = tuple(fence.table.primary_key.columns)
     for columns, values in keyed(plan, sets):
-        query = sa.select(*keys, *template.columns).where(among(connection, columns, values))
-        for row in connection.execute(query):
+        query = sa.select(*keys, *template.columns).where(among(asker.connection, columns, values))
+        for row in asker.ask(query):
             found = dict(zip((column.key for column in template.columns), row[len(keys) :], strict=True))
-            _check(fence, guard, template, found, tuple(row[: len(keys)]))
+            _check(fence, asker.guard, template, found, tuple(row[: len(keys)]))
 
 
 def _check(
@@ -150,7 +150,7 @@ def _listed(plan: Plan, template: Template) -> list[Any] | None:
             and each.operator is operators.in_op
             and isinstance(each.right, BindParameter)
             and each.right.expanding
-            and of(each.left) is plan.fence.table
+            and belongs(each.left, plan.target)
             and getattr(each.left, "key", None) == template.columns[0].key
             and each.right.value is not None
         ):

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast, overload
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncSession,
@@ -68,20 +68,22 @@ def using(lease: Holding | Grant) -> Iterator[None]:
 class Guarded(Generic[T]):
     """A context manager, for `with` and (on async targets) `async with`."""
 
+    __slots__ = ("_binding", "_guard", "_opened", "_session", "_target")
+
     def __init__(self, target: Any, lease: Holding | Grant) -> None:
         self._target = target
         self._guard = Guard(lease)
         self._opened: Any = None
-        self._leave: Any = None
 
     def __enter__(self) -> T:
         target = self._target
-        if isinstance(target, async_sessionmaker):
-            raise ConfigurationError("an async_sessionmaker is entered by `async with guarded(...)`")
-        if isinstance(target, sessionmaker):
-            target = self._opened = target()
+        if not isinstance(target, Session):
+            if isinstance(target, async_sessionmaker):
+                raise ConfigurationError("an async_sessionmaker is entered by `async with guarded(...)`")
+            if isinstance(target, sessionmaker):
+                target = self._opened = target()
         try:
-            self._leave = _enter(target, self._guard)
+            self._enter(_sync(target))
         except BaseException:
             if self._opened is not None:
                 self._opened.close()
@@ -100,7 +102,7 @@ class Guarded(Generic[T]):
         if isinstance(target, async_sessionmaker):
             target = self._opened = target()
         try:
-            self._leave = _enter(target, self._guard)
+            self._enter(_sync(target))
         except BaseException:
             if self._opened is not None:
                 await self._opened.close()
@@ -113,6 +115,44 @@ class Guarded(Generic[T]):
         self._leave()
         if self._opened is not None:
             await self._opened.close()
+
+    def _enter(self, session: Session | Connection) -> None:
+        """Put the guard in force."""
+        guard = self._guard
+        if isinstance(session, Session) and session.twophase:
+            raise ConfigurationError(
+                "two-phase commit is refused under a guard: a prepared transaction outlives its holder and "
+                "keeps the next one out. Use one session for each database"
+            )
+        binding = _binding(session)
+        transaction = session.get_transaction()
+        around = binding.in_force(transaction)
+        if around is None:
+            _fresh(session, transaction)
+        elif around.same_as(guard):
+            guard = self._guard = around
+        else:
+            raise ConfigurationError(
+                f"this session is guarded by a lease on {around.grant.resource!r} already: end its transaction "
+                "first, or take one lease on both with acquire_all()"
+            )
+        guard.check()
+        self._session, self._binding = session, binding
+        binding.stack.append(guard)
+        for connection in _connections(session, transaction):
+            _attach(connection, binding)
+            may_begin(connection, binding, guard)
+
+    def _leave(self) -> None:
+        """Take the guard off; the transaction that is under way keeps it."""
+        binding, guard = self._binding, self._guard
+        # Not simply the last: blocks of generators may be left in another order.
+        for at in range(len(binding.stack) - 1, -1, -1):
+            if binding.stack[at] is guard:
+                del binding.stack[at]
+                break
+        transaction = self._session.get_transaction()
+        binding.carried = None if transaction is None else (transaction, guard)
 
 
 @overload
@@ -163,7 +203,7 @@ def unguarded(target: Any, *, reason: str) -> Iterator[None]:
         raise ConfigurationError("unguarded() wants a reason: it is what stands in the log")
     session = _sync(target)
     binding = _binding(session)
-    for connection in _connections(session):
+    for connection in _connections(session, session.get_transaction()):
         _attach(connection, binding)
     step = Pass(reason)
     binding.stack.append(step)
@@ -173,84 +213,44 @@ def unguarded(target: Any, *, reason: str) -> Iterator[None]:
         binding.stack.remove(step)
 
 
-def _enter(target: Any, guard: Guard) -> Any:
-    """Put the guard in force; what takes it off again."""
-    session = _sync(target)
-    if isinstance(session, Session) and session.twophase:
-        raise ConfigurationError(
-            "two-phase commit is refused under a guard: a prepared transaction outlives its holder and keeps "
-            "the next one out. Use one session for each database"
-        )
-    binding = _binding(session)
-    around = binding.in_force(_transaction(session)) or _other(session)
-    if around is not None:
-        if not around.same_as(guard):
-            raise ConfigurationError(
-                f"this session is guarded by a lease on {around.grant.resource!r} already: end its transaction "
-                "first, or take one lease on both with acquire_all()"
-            )
-        guard = around
-    else:
-        _fresh(session)
-    _install_for(session)
-    guard.check()
-    binding.stack.append(guard)
-    for connection in _connections(session):
-        _attach(connection, binding)
-        if connection.in_transaction():
-            may_begin(connection, binding)
-
-    def leave() -> None:
-        # Not simply the last: blocks of generators may be left in another order.
-        for at in range(len(binding.stack) - 1, -1, -1):
-            if binding.stack[at] is guard:
-                del binding.stack[at]
-                break
-        transaction = _transaction(session)
-        binding.carried = None if transaction is None else (transaction, guard)
-
-    return leave
-
-
-def _fresh(session: Session | Connection) -> None:
+def _fresh(session: Session | Connection, transaction: Any) -> None:
     """Refuse what was read before the lease was held, and forget what was loaded."""
     if isinstance(session, Connection):
         watched = hooks_of(session.engine) is not None
-        if session.in_transaction() and (spoke(session) or not watched):
+        if transaction is not None and (spoke(session) or not watched):
+            known = (
+                "" if watched else ", and call install(engine) next to create_engine, so that this is known"
+            )
             raise ConfigurationError(
                 "this connection's transaction has talked to the database already: what it read was read before "
-                "the lease was held. Enter guarded() first"
-                + (
-                    ""
-                    if watched
-                    else ", and call install(engine) next to create_engine, so that this is known"
-                )
+                f"the lease was held. Enter guarded() first{known}"
             )
         return
-    if any(_connections(session, own=False)):
+    if transaction is not None and _connections(session, transaction):
         raise ConfigurationError(
             "this session's transaction has talked to the database already: what it read was read before the "
             "lease was held. Enter guarded() before the first query, or commit or roll back first"
         )
-    if session.new or session.dirty or session.deleted:
+    loaded = len(session.identity_map)
+    if session.new or (loaded and (session.dirty or session.deleted)):
         raise ConfigurationError(
             "this session has pending changes that were made before the lease was held: enter guarded() first"
         )
-    session.expire_all()
+    if loaded:
+        session.expire_all()
 
 
 def _sync(target: Any) -> Session | Connection:
     """The session or connection behind what was given."""
-    if isinstance(target, scoped_session | async_scoped_session):
-        target = target()
+    target = _inner(target)
+    if isinstance(target, Session | Connection):
+        return target
     if isinstance(target, AsyncSession):
         return target.sync_session
     if isinstance(target, AsyncConnection):
         if target.sync_connection is None:
             raise ConfigurationError("this AsyncConnection is not started: await it first")
         return target.sync_connection
-    if isinstance(target, Session | Connection):
-        return target
     raise ConfigurationError(
         f"guarded() takes a Session, AsyncSession, Connection, AsyncConnection, scoped_session or sessionmaker, "
         f"not {target!r}"
@@ -258,92 +258,69 @@ def _sync(target: Any) -> Session | Connection:
 
 
 def _inner(target: Any) -> Any:
-    return target() if isinstance(target, scoped_session | async_scoped_session) else target
+    if isinstance(target, Session) or not isinstance(target, scoped_session | async_scoped_session):
+        return target
+    return target()
 
 
 def _binding(session: Session | Connection) -> Binding:
-    """The session's binding, made when there is none."""
+    """The binding of the session, or of the connection that it was made on; made when there is none."""
     if isinstance(session, Connection):
-        found = binding_of(session)
-        if found is None:
-            found = Binding()
-            _attach(session, found)
-        return found
-    _watch()
-    kept: Binding | None = session.info.get(_HERE)
+        there = binding_of(session)
+        if there is None:
+            there = Binding()
+            _attach(session, there)
+        return there
+    info = session.info
+    kept: Binding | None = info.get(_HERE)
     if kept is None:
-        kept = session.info[_HERE] = Binding()
+        _watch()
+        owner = session.bind
+        kept = info[_HERE] = _binding(owner) if isinstance(owner, Connection) else Binding()
+    if session.get_transaction() is None:
+        kept.let_go()
     return kept
 
 
-def _connections(session: Session | Connection, *, own: bool = True) -> list[Connection]:
-    """The connections that the session's transaction uses now."""
+def _connections(session: Session | Connection, transaction: Any) -> list[Connection]:
+    """The connections that the transaction uses now."""
     if isinstance(session, Connection):
-        return [session] if own else []
-    transaction = session.get_transaction()
+        return [session] if transaction is not None else []
     if transaction is None:
         return []
     return list({id(entry[0]): entry[0] for entry in transaction._connections.values()}.values())
 
 
-def _transaction(session: Session | Connection) -> object:
-    """The present transaction, if there is one; the outermost."""
-    return session.get_transaction()
-
-
-def _other(session: Session | Connection) -> Guard | None:
-    """The guard of a connection that the session was made on."""
-    bind_to = None if isinstance(session, Connection) else session.bind
-    found = binding_of(bind_to) if isinstance(bind_to, Connection) else None
-    return None if found is None else found.guard(bind_to if isinstance(bind_to, Connection) else None)
-
-
-def _install_for(session: Session | Connection) -> None:
-    if isinstance(session, Connection):
-        _install(session.engine)
-    elif session.bind is not None:
-        _install(session.bind.engine)
-
-
-def _install(engine: Engine) -> None:
-    if hooks_of(engine) is None:
-        install(engine)
-
-
 def _attach(connection: Connection, binding: Binding) -> None:
-    there = binding_of(connection)
-    if there is binding:
-        return
-    if there is not None and there.stack and binding.stack:
-        mine, theirs = binding.guard(), there.guard()
-        if mine is not None and theirs is not None and not mine.same_as(theirs):
-            raise ConfigurationError(
-                f"this connection is guarded by a lease on {theirs.grant.resource!r} already, and the session by "
-                f"one on {mine.grant.resource!r}: use one lease for both"
-            )
-    _install(connection.engine)
-    bind(connection, binding)
-    arm(connection)
+    if binding_of(connection) is not binding:
+        if hooks_of(connection.engine) is None:
+            install(connection.engine)
+        bind(connection, binding)
+        arm(connection)
 
 
 # Sessions tell when they begin and commit.
 
 
 def _watch() -> None:
-    if not event.contains(Session, "after_begin", _after_begin):
+    global _watching
+    if not _watching:
+        _watching = True
         event.listen(Session, "after_begin", _after_begin)
         event.listen(Session, "before_commit", _before_commit)
 
 
+_watching = False
+
+
 def _after_begin(session: Session, transaction: Any, connection: Connection) -> None:
     binding: Binding | None = session.info.get(_HERE)
-    guard = None if binding is None else binding.in_force(_transaction(session))
+    guard = None if binding is None else binding.in_force(session.get_transaction())
     if guard is None and isinstance(session, FencedSession):
         binding = _binding(session)
         guard = _picked_up(session)
     if binding is None or (guard is None and not binding.stack):
         return
-    _install(connection.engine)
     _attach(connection, binding)
     may_begin(connection, binding, guard)
 
@@ -371,15 +348,12 @@ def _before_commit(session: Session) -> None:
         return
     for refusal in binding.rejected.values():
         raise refusal.with_traceback(None)
-    guard = binding.in_force(_transaction(session))
-    if guard is not None:
-        guard.check()
 
 
-def guard_of(session: Session, lease: Holding | Grant | None) -> Grant:
+def guard_of(session: Session, lease: Holding | Grant | None) -> Holding | Grant:
     """The grant that the session's writes are checked against; the lease's when it is not guarded now."""
     binding: Binding | None = session.info.get(_HERE)
-    guard = None if binding is None else binding.in_force(_transaction(session))
+    guard = None if binding is None else binding.in_force(session.get_transaction())
     if guard is not None:
         return guard.grant
     if lease is None:

@@ -9,7 +9,7 @@ any number of rows, and by failures.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -19,7 +19,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from fencing.errors import FencingError, StaleToken, UnverifiableWrite, WrongResource
 from fencing.sql.binding import Guard
 from fencing.sql.fence import Fence
-from fencing.sql.guard import HOLDER, TOKEN, Params, refused, sets_of, value_in
+from fencing.sql.guard import HOLDER, TOKEN, Params, refused, value_in
 from fencing.sql.inserts import DO_UPDATE
 from fencing.sql.plan import Plan
 
@@ -33,45 +33,57 @@ def proven(plan: Plan, count: int, rowcount: int, sane_one: bool, sane_many: boo
     return trusted and rowcount == count and (plan.verb == "upsert" or plan.by_key)
 
 
-def judge(
-    connection: Connection,
-    plan: Plan,
-    guard: Guard,
-    multiparams: Sequence[Params],
-    params: Params,
-    result: Any,
-) -> None:
+class Asker(NamedTuple):
+    """Who asks the database what became of a statement."""
+
+    connection: Connection
+    guard: Guard
+    options: Mapping[str, Any]
+    """The execution options of the statement: it may translate schemas."""
+
+    def ask(self, query: Any, params: Any = None) -> Any:
+        schemas = self.options.get("schema_translate_map")
+        options = {"schema_translate_map": schemas} if schemas else {}
+        return self.connection.execute(query, params, execution_options=options)
+
+    def first(self, query: Any, params: Params) -> Any:
+        """The first row. On MySQL and MariaDB a plain read looks at an old snapshot, and would not see it."""
+        query = query.limit(1)
+        if self.connection.dialect.name in ("mysql", "mariadb"):
+            query = query.with_for_update(read=True)
+        return self.ask(query, params).first()
+
+
+def judge(asker: Asker, plan: Plan, sets: Sequence[Params], result: Any) -> None:
     """Raise StaleToken when the fence refused a row of the statement that has just been carried out."""
     if plan.verb == "insert":
         return
-    sets = sets_of(multiparams, params)
-    dialect = connection.dialect
+    dialect = asker.connection.dialect
     one, many = dialect.supports_sane_rowcount, dialect.supports_sane_multi_rowcount
     if plan.verb == "upsert":
         # MySQL counts an update twice; what is returned in batches is not counted at all.
         counts = not plan.statement._returning and dialect.name not in ("mysql", "mariadb")
-        admitted = counts and proven(
-            plan, len(sent_rows(plan, sets)), result.rowcount, one, many or len(sets) == 1
-        )
+        sent = len(sent_rows(plan, sets)) if counts else 0
+        admitted = counts and proven(plan, sent, result.rowcount, one, many or len(sets) == 1)
     else:
         admitted = proven(plan, len(sets), result.rowcount, one, many)
     if not admitted:
-        found = refused_row(connection, plan, guard, sets)
+        found = refused_row(asker, plan, sets)
         if found is not None:
-            raise stale(plan.fence, guard, found)
+            raise stale(plan.fence, asker.guard, found)
 
 
-def refused_row(connection: Connection, plan: Plan, guard: Guard, sets: Sequence[Params]) -> Any:
+def refused_row(asker: Asker, plan: Plan, sets: Sequence[Params]) -> Any:
     """A row that the statement is about and that the fence refuses, or None."""
     if plan.verb == "insert":
         return None
     if plan.verb == "upsert":
-        return _first(connection, plan.fence, guard, _conflicting(plan, sent_rows(plan, sets)))
+        return _first(asker, plan.fence, _conflicting(plan, sent_rows(plan, sets)))
     if plan.by_key:
-        return _first(connection, plan.fence, guard, keyed(plan, sets))
+        return _first(asker, plan.fence, keyed(plan, sets))
+    query = _matching(plan).where(refused(plan.fence, plan.target))
     for each in sets:
-        query = _matching(plan).where(refused(plan.fence)).limit(1)
-        row = connection.execute(_locking(connection, query), {**each, **bound(guard, plan.fence)}).first()
+        row = asker.first(query, {**each, **bound(asker.guard, plan.fence)})
         if row is not None:
             return row
     return None
@@ -79,26 +91,25 @@ def refused_row(connection: Connection, plan: Plan, guard: Guard, sets: Sequence
 
 def bound(guard: Guard, fence: Fence) -> dict[str, object]:
     """The parameters that every guarded statement has."""
-    return {TOKEN: guard.grant.token, HOLDER: guard.holder(fence)}
+    return {TOKEN: guard.token, HOLDER: guard.holder(fence)}
 
 
-def stored(fence: Fence) -> list[sa.ColumnElement[Any]]:
+def stored(fence: Fence, target: Any = None) -> list[sa.ColumnElement[Any]]:
     """What is read of a row that was refused: its key, then its fence."""
-    return [*fence.table.primary_key.columns, fence.token.label("token"), fence.holder.label("holder")]
+    columns = (fence.table if target is None else target).c
+    keys = [columns[column.key] for column in fence.table.primary_key.columns]
+    return [*keys, columns[fence.token.key].label("token"), columns[fence.holder.key].label("holder")]
 
 
 def _matching(plan: Plan) -> sa.Select[Any]:
     """The rows that the statement is about, as its WHERE says, with what the ORM adds to it."""
     fence = plan.fence
     if plan.entity is None:
-        return sa.select(*stored(fence)).select_from(fence.table).where(*plan.criteria)
+        return sa.select(*stored(fence, plan.target)).select_from(plan.target).where(*plan.criteria)
     mapper = plan.entity.mapper.mapper
-    columns = [
-        mapper.get_property_by_column(column).class_attribute for column in fence.table.primary_key.columns
-    ]
-    token = mapper.get_property_by_column(fence.token).class_attribute.label("token")
-    holder = mapper.get_property_by_column(fence.holder).class_attribute.label("holder")
-    return sa.select(*columns, token, holder).where(*plan.criteria).options(*plan.entity.options)
+    parts = [*fence.table.primary_key.columns, fence.token, fence.holder]
+    attributes = [mapper.get_property_by_column(column).class_attribute for column in parts]
+    return sa.select(*attributes).where(*plan.criteria).options(*plan.entity.options)
 
 
 def keyed(
@@ -113,14 +124,13 @@ def keyed(
 Keys = Iterable[tuple[tuple[sa.Column[Any], ...], list[tuple[Any, ...]]]]
 
 
-def _first(connection: Connection, fence: Fence, guard: Guard, keys: Keys) -> Any:
+def _first(asker: Asker, fence: Fence, keys: Keys) -> Any:
     """A row with one of the keys that the fence refuses, or None."""
     for columns, values in keys:
         for at in range(0, len(values), CHUNK):
-            query = sa.select(*stored(fence)).where(
-                among(connection, columns, values[at : at + CHUNK]), refused(fence)
-            )
-            row = connection.execute(_locking(connection, query.limit(1)), bound(guard, fence)).first()
+            some = among(asker.connection, columns, values[at : at + CHUNK])
+            query = sa.select(*stored(fence)).where(some, refused(fence))
+            row = asker.first(query, bound(asker.guard, fence))
             if row is not None:
                 return row
     return None
@@ -139,13 +149,6 @@ def among(
         sa.and_(*(column == value for column, value in zip(columns, key, strict=True))) for key in values
     ]
     return sa.or_(*pairs)
-
-
-def _locking(connection: Connection, query: sa.Select[Any]) -> sa.Select[Any]:
-    """On MySQL and MariaDB a plain read looks at an old snapshot and would not see the newer row."""
-    if connection.dialect.name in ("mysql", "mariadb"):
-        return query.with_for_update(read=True)
-    return query
 
 
 def stale(fence: Fence, guard: Guard, row: Any, *, note: str = "") -> StaleToken:
@@ -242,7 +245,7 @@ def unique_keys(table: sa.Table) -> list[tuple[sa.Column[Any], ...]]:
 
 def conflict_target(fence: Fence, conflict: Any) -> tuple[sa.Column[Any], ...] | None:
     table = fence.table
-    if conflict.constraint_target is not None:
+    if getattr(conflict, "constraint_target", None) is not None:  # SQLite knows no names
         named: tuple[Any, ...] = (*table.constraints, *table.indexes)
         for constraint in named:
             if constraint.name == conflict.constraint_target:
