@@ -29,7 +29,7 @@ from fencing.sql.guard import TOKEN, Params, bare, sets_of, target_of
 from fencing.sql.plan import plan, plan_of
 from fencing.sql.raw import written, written_by_cte
 from fencing.sql.scope import strayed, within
-from fencing.sql.verdict import REASONS, Asker, bound, judge, refused_row, stale
+from fencing.sql.verdict import REASONS, Asker, bound, judge, settled
 
 Unguarded = Literal["refuse", "warn"]
 Mode = Guard | Pass | None
@@ -245,11 +245,9 @@ class Hooks:
                 if fence.resource is not None:
                     final, scope = within(made, guard, sets_of(multiparams, params))
                     extra.update(scope)
-                if made.looks_elsewhere and not made.by_key:
-                    # What it matches may be other rows once it has run.
-                    row = refused_row(Asker(connection, guard, options), made, sets_of(multiparams, params))
-                    if row is not None:
-                        raise stale(fence, guard, row)
+                if made.looks_at_itself and not made.by_key:
+                    asker = Asker(connection, guard, options)
+                    final = settled(asker, made, sets_of(multiparams, params))
             except FencingError as error:
                 mark(connection, guard, fence.name, statement.__visit_name__, error)
                 raise
@@ -289,6 +287,7 @@ class Hooks:
             if made.fence.resource is not None and made.by_key and result.rowcount != len(sets):
                 strayed(asker, made, sets)
         except FencingError as error:
+            result.close()  # rows that nobody will read keep SQLite's lock
             mark(connection, guard, made.fence.name, made.verb, error)
             raise
         if WriteAdmitted in guard.observers.wanted:

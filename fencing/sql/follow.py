@@ -21,10 +21,7 @@ from fencing.errors import ConfigurationError, UnverifiableWrite
 from fencing.sql.binding import Guard
 from fencing.sql.fence import Fence, fence_of
 from fencing.sql.guard import Params, pins, target_of, value_in
-from fencing.sql.verdict import Asker, plain_values, wrong_resource
-
-MOST = 10_000
-"""Rows that a statement by criteria may follow."""
+from fencing.sql.verdict import MOST, Asker, among, plain_values, wrong_resource
 
 
 class Parent(NamedTuple):
@@ -163,14 +160,7 @@ def claim_parents(asker: Asker, found: Follower, statement: Any, sets: Sequence[
     _claim(asker, found, [*rows, *moved])
     # Safe because only rows whose parents are claimed are touched: one that has begun to match since is not.
     keys = [tuple(row[column.key] for column in columns) for row in rows]
-    if len(columns) == 1:
-        return statement.where(columns[0].in_([key for (key,) in keys]))
-    return statement.where(
-        sa.or_(
-            sa.false(),
-            *(sa.and_(*(c == v for c, v in zip(columns, key, strict=True))) for key in keys),
-        )
-    )
+    return statement.where(among(asker.connection, columns, keys))
 
 
 def _inserted(found: Follower, statement: Any, sets: Sequence[Params]) -> list[dict[str, Any]]:

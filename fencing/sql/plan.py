@@ -6,12 +6,14 @@ import weakref
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy import FromClause
 from sqlalchemy.sql.dml import Delete, Insert, Update
 from sqlalchemy.sql.elements import BindParameter, ColumnElement
+from sqlalchemy.sql.visitors import iterate
 
 from fencing.errors import UnverifiableWrite
 from fencing.sql.fence import Fence, fence_of
-from fencing.sql.guard import Verb, admitted, bare, pins, stamps, target_of
+from fencing.sql.guard import Verb, admitted, bare, belongs, pins, stamps, target_of
 from fencing.sql.inserts import guarded_insert
 
 
@@ -28,18 +30,22 @@ class Plan(NamedTuple):
     """The WHERE as it was."""
     entity: Any
     """The mapper and options of an ORM statement that adds criteria of its own, or None."""
-    looks_elsewhere: bool
-    """The WHERE depends on more than the row: what it says may change with the statement itself."""
+    looks_at_itself: bool
+    """The WHERE depends on other rows of the table: what it says changes with the statement itself."""
     by_key: bool
     """Each set of parameters touches one row at the most."""
     target: Any
     """The table, or the alias that the statement uses."""
+    settled: bool = False
+    """The rows were looked at, and locked, before it was sent."""
 
 
 class Entity(NamedTuple):
     """The ORM's part in a criteria statement: what else it restricts."""
 
     mapper: Any
+    entity: Any
+    """The class, or the alias of it."""
     options: tuple[Any, ...]
 
 
@@ -89,7 +95,7 @@ def _plan(statement: Any, fence: Fence) -> Plan:
         bound,
         criteria,
         _entity(statement),
-        any(map(_looks_elsewhere, criteria)),
+        any(_looks_at_itself(each, fence.table, target) for each in criteria),
         bool(len(keys)) and all(column.key in bound for column in keys),
         target,
     )
@@ -128,11 +134,20 @@ def _refuse_other_tables(statement: Any, fence: Fence) -> None:
 
 
 def _entity(statement: Any) -> Entity | None:
-    mapper = statement.table._annotations.get("parententity")
-    if mapper is None or statement._annotations.get("dml_strategy") == "bulk":
+    found = statement.table._annotations.get("parententity")
+    if found is None or statement._annotations.get("dml_strategy") == "bulk":
         return None
-    return Entity(mapper, statement._with_options)
+    return Entity(found.mapper, found.entity, statement._with_options)
 
 
-def _looks_elsewhere(criterion: Any) -> bool:
-    return any(getattr(part, "is_select", False) for part in sa.sql.visitors.iterate(criterion))
+def _looks_at_itself(criterion: Any, table: sa.Table, target: Any, *, inside: bool = False) -> bool:
+    """Whether other rows of the table, by an alias of it or in a subquery, have a say in it."""
+    for part in iterate(criterion):
+        if not inside and getattr(part, "is_select", False):
+            if _looks_at_itself(part, table, target, inside=True):
+                return True
+            continue
+        whose = part if isinstance(part, FromClause) else getattr(part, "table", None)
+        if isinstance(whose, FromClause) and bare(whose) is table and (inside or not belongs(part, target)):
+            return True
+    return False

@@ -25,12 +25,47 @@ from fencing.sql.plan import Plan
 
 CHUNK = 500
 """Keys asked for at once."""
+MOST = 10_000
+"""Rows that a statement may be about when they have to be looked at before it is sent."""
 
 
 def proven(plan: Plan, count: int, rowcount: int, sane_one: bool, sane_many: bool) -> bool:
     """Whether the driver's count alone shows that every row was admitted."""
     trusted = sane_one if count == 1 else sane_many
     return trusted and rowcount == count and (plan.verb == "upsert" or plan.by_key)
+
+
+def settled(asker: Asker, plan: Plan, sets: Sequence[Params]) -> Any:
+    """A statement whose WHERE looks at other rows of its table, tied to the rows that it matches now.
+
+    Nobody could tell afterwards what it was about: the statement changes what its WHERE says. So the rows are
+    looked at and locked first. Raises StaleToken when the fence refuses one of them.
+    """
+    fence = plan.fence
+    if len(sets) != 1:
+        unverifiable(fence, "it is a batch whose WHERE looks at other rows of the table. Do them one by one")
+    params = {**sets[0], **bound(asker.guard, fence)}
+    query = _matching(plan).add_columns(refused(fence, plan.target).label("refused")).limit(MOST + 1)
+    found = asker.ask(query.with_for_update(of=_locked(asker, plan)), params).all()
+    if len(found) > MOST:
+        unverifiable(
+            fence, f"its WHERE looks at other rows of the table, and matches more than {MOST}: do it in parts"
+        )
+    for *row, is_refused in found:
+        if is_refused:
+            raise stale(fence, asker.guard, row)
+    columns = [plan.target.c[column.key] for column in fence.table.primary_key.columns]
+    keys = list(dict.fromkeys(tuple(row[: len(columns)]) for row in found))
+    statement = plan.statement.where(among(asker.connection, columns, keys))
+    statement.__dict__["_fencing_plan"] = plan._replace(settled=True)
+    return statement
+
+
+def _locked(asker: Asker, plan: Plan) -> Any:
+    """Whose rows are locked; MariaDB locks those of every table that is read."""
+    if asker.connection.dialect.name != "postgresql":
+        return None
+    return plan.target if plan.entity is None else plan.entity.entity
 
 
 class Asker(NamedTuple):
@@ -56,7 +91,7 @@ class Asker(NamedTuple):
 
 def judge(asker: Asker, plan: Plan, sets: Sequence[Params], result: Any) -> None:
     """Raise StaleToken when the fence refused a row of the statement that has just been carried out."""
-    if plan.verb == "insert":
+    if plan.verb == "insert" or plan.settled:
         return
     dialect = asker.connection.dialect
     one, many = dialect.supports_sane_rowcount, dialect.supports_sane_multi_rowcount
@@ -106,10 +141,10 @@ def _matching(plan: Plan) -> sa.Select[Any]:
     fence = plan.fence
     if plan.entity is None:
         return sa.select(*stored(fence, plan.target)).select_from(plan.target).where(*plan.criteria)
-    mapper = plan.entity.mapper.mapper
+    mapper, entity, options = plan.entity
     parts = [*fence.table.primary_key.columns, fence.token, fence.holder]
-    attributes = [mapper.get_property_by_column(column).class_attribute for column in parts]
-    return sa.select(*attributes).where(*plan.criteria).options(*plan.entity.options)
+    attributes = [getattr(entity, mapper.get_property_by_column(column).key) for column in parts]
+    return sa.select(*attributes).where(*plan.criteria).options(*options)
 
 
 def keyed(
@@ -148,7 +183,7 @@ def among(
     pairs = [
         sa.and_(*(column == value for column, value in zip(columns, key, strict=True))) for key in values
     ]
-    return sa.or_(*pairs)
+    return sa.or_(sa.false(), *pairs)
 
 
 def stale(fence: Fence, guard: Guard, row: Any, *, note: str = "") -> StaleToken:
