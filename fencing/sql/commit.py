@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, TwoPhaseTransaction
 from sqlalchemy.exc import DBAPIError
 
 from fencing.errors import ConfigurationError, FencingError, OutcomeUnknown, StaleToken
@@ -14,46 +14,58 @@ from fencing.sql.plan import plan_of
 from fencing.sql.verdict import Asker, refused_row, stale
 
 _COMMITTING = "_fencing_committing"
+_BEGINS = "_fencing_begins"
+TWO_PHASE = (
+    "two-phase commit is refused under a guard: a prepared transaction outlives its holder and keeps the next one "
+    "out. Use one transaction for each database"
+)
 SERIALIZATION_FAILURE = "40001"
 
 
 def may_begin(connection: Connection, binding: Binding, guard: Guard | None = None) -> None:
     """A transaction begins: under a guard it must be one, and ends under that guard."""
     connection.__dict__.pop(_COMMITTING, None)
+    connection.__dict__.pop(_BEGINS, None)
     guard = guard or binding.guard()
     if guard is None:
         return
+    if isinstance(connection.get_transaction(), TwoPhaseTransaction):
+        raise ConfigurationError(TWO_PHASE)
     if _autocommits(connection):
         raise ConfigurationError(
             "AUTOCOMMIT is refused under a guard: what a statement did before it was found stale could not be "
             "taken back. Use a transaction"
         )
-    if connection.dialect.name == "sqlite" and not _under_way(connection):
-        # Safe because the transaction is a real one from its first statement on: by itself the driver begins
-        # one only at the first write, and a savepoint before that would commit when it is released.
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    if connection.dialect.name == "sqlite":
+        connection.__dict__[_BEGINS] = True
     binding.linger(connection, guard)
 
 
-def _driver(connection: Connection) -> Any:
-    return connection.connection.driver_connection
+def begin_for_real(connection: Connection, statement: str) -> None:
+    """Before the first statement of a guarded transaction on SQLite.
 
-
-def _under_way(connection: Connection) -> bool:
-    """Whether SQLite itself is in a transaction."""
-    return bool(getattr(_driver(connection), "in_transaction", True))
+    Safe because it is a transaction from here on: by itself the driver begins one only at the first write, and a
+    savepoint before that would commit when it is released.
+    """
+    if connection.__dict__.pop(_BEGINS, False) and not statement.lstrip()[:5].upper() == "BEGIN":
+        pooled = connection.connection
+        if not getattr(pooled.driver_connection, "in_transaction", True):
+            cursor = pooled.cursor()
+            cursor.execute("BEGIN IMMEDIATE")
+            cursor.close()
 
 
 def _autocommits(connection: Connection) -> bool:
-    options = connection.get_execution_options()
-    if str(options.get("isolation_level", "")).upper() == "AUTOCOMMIT":
+    dialect = connection.dialect
+    level = connection.get_execution_options().get("isolation_level")
+    level = level or getattr(dialect, "_on_connect_isolation_level", None)
+    if str(level).upper() == "AUTOCOMMIT":
         return True
+    if dialect.name == "sqlite":  # we begin it ourselves, whatever the driver does
+        return False
     driver = connection.connection.dbapi_connection
-    if connection.dialect.name == "sqlite":
-        # Without the driver's own transactions somebody else must have begun this one.
-        return getattr(_driver(connection), "isolation_level", "") is None and not _under_way(connection)
     try:
-        return bool(driver is not None and connection.dialect.detect_autocommit_setting(driver))
+        return bool(driver is not None and dialect.detect_autocommit_setting(driver))
     except (NotImplementedError, AttributeError):
         return False
 

@@ -18,12 +18,13 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.orm import FromStatement
 
 from fencing.errors import ConfigurationError, FencingError, UnguardedWrite, UnverifiableWrite
 from fencing.events import LoggingObserver, Observer, Observers, WriteAdmitted, WriteRefused, WriteUnguarded
 from fencing.sql import follow
 from fencing.sql.binding import Binding, Guard, Pass, binding_of, speaks
-from fencing.sql.commit import failed, may_begin, may_commit
+from fencing.sql.commit import TWO_PHASE, begin_for_real, failed, may_begin, may_commit
 from fencing.sql.fence import fence_of
 from fencing.sql.guard import TOKEN, Params, bare, sets_of, target_of
 from fencing.sql.plan import plan, plan_of
@@ -96,7 +97,9 @@ def arm(connection: Connection) -> None:
         return
     listeners = engine.__dict__.get(_LISTENERS)
     if listeners is None:
-        apart = Engine(engine.pool, engine.dialect, engine.url)  # a stand-in that nobody connects with
+        apart = (
+            engine.execution_options()
+        )  # a stand-in: it has the engine's listeners, and nobody connects with it
         hooks.listen_to(apart)
         listeners = engine.__dict__[_LISTENERS] = apart.dispatch
     connection.dispatch = listeners
@@ -130,8 +133,13 @@ class Hooks:
     def do_execute(self, cursor: Any, statement: str, parameters: Any, context: Any) -> None:
         connection = context.root_connection
         speaks(connection)
+        begin_for_real(connection, statement)
         compiled = context.compiled
-        if compiled is None or context.is_text:
+        if compiled is None:
+            mode = mode_of(connection)
+            if type(mode) is Guard:
+                mode.check()
+        if compiled is None or context.is_text or not (context.is_crud or statement.startswith("SELECT")):
             if (name := written(statement)) is not None:
                 self.text(connection, name, "driver SQL" if compiled is None else "text")
             return
@@ -236,6 +244,11 @@ class Hooks:
             return statement, multiparams, params
         if statement.__visit_name__ == "lambda_element":
             statement = statement._resolved._annotate(statement._annotations)
+        if isinstance(statement, FromStatement):  # rows that a write returns, read as objects
+            inner, multiparams, params = self.before_execute(
+                connection, statement.element, multiparams, params, options
+            )
+            return _around(statement, inner), multiparams, params
         table = bare(target_of(statement))
         fence = None if table is None else fence_of(table)
         if fence is not None:
@@ -303,10 +316,7 @@ class Hooks:
     def begin_twophase(self, connection: Connection, xid: Any) -> None:
         binding = binding_of(connection)
         if binding is not None and binding.guard(connection) is not None:
-            raise ConfigurationError(
-                "two-phase commit is refused under a guard: a prepared transaction outlives its holder and "
-                "keeps the next one out. Use one transaction for each database"
-            )
+            raise ConfigurationError(TWO_PHASE)
 
     def commit(self, connection: Connection) -> None:
         binding = binding_of(connection)
@@ -317,6 +327,15 @@ class Hooks:
         binding = binding_of(connection)
         if binding is not None:
             binding.ended(connection)
+
+
+def _around(statement: Any, inner: Any) -> Any:
+    """The same reading of rows, from another write."""
+    outer = statement._generate()
+    outer.element = inner
+    if (made := plan_of(inner)) is not None:
+        outer.__dict__["_fencing_plan"] = made
+    return outer
 
 
 def without(params: Params, keys: Sequence[str]) -> Params:

@@ -7,7 +7,7 @@ copies of a table and is not rendered by Alembic. They are never indexed: that w
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -109,26 +109,37 @@ class Fenced:
     __fence_resource__: str | None = None
     __fence_columns__: tuple[str, str] = (TOKEN, HOLDER)
 
-    # Not annotated as Mapped: a dataclass-mapped model does not take these for fields of its own.
-    @declared_attr
-    def fence_token(cls) -> Mapped[int]:
+    if TYPE_CHECKING:
+        fence_token: Mapped[int]
         """The highest token that wrote this row, as it was when it was loaded."""
-        mark = Mark("token", cls.__fence_resource__, cast(type, cls))
-        return _deferred(_token_column(cls.__fence_columns__[0], mark))
-
-    @declared_attr
-    def fence_holder(cls) -> Mapped[UUID]:
+        fence_holder: Mapped[UUID]
         """Whose token that was."""
-        return _deferred(_holder_column(cls.__fence_columns__[1], Mark("holder")))
+    else:
+        # Not annotated: a dataclass-mapped model would take them for fields of its own.
+
+        @declared_attr
+        def fence_token(cls):
+            mark = Mark("token", cls.__fence_resource__, cls)
+            return _deferred(_token_column(cls.__fence_columns__[0], mark))
+
+        @declared_attr
+        def fence_holder(cls):
+            return _deferred(_holder_column(cls.__fence_columns__[1], Mark("holder")))
 
     def __init_subclass__(cls, **options: Any) -> None:
-        arguments = cls.__dict__.get("__mapper_args__")
-        if isinstance(arguments, dict) and arguments.get("concrete"):
+        if _concrete(cls):
             # A table of its own, to which SQLAlchemy hands down no column.
             for name in ("fence_token", "fence_holder"):
                 if name not in cls.__dict__:
                     setattr(cls, name, Fenced.__dict__[name].fget(cls))
         super().__init_subclass__(**options)
+
+
+def _concrete(cls: type) -> bool:
+    arguments = cls.__dict__.get("__mapper_args__")
+    if isinstance(arguments, declared_attr):
+        arguments = arguments.fget(cls)
+    return isinstance(arguments, dict) and bool(arguments.get("concrete"))
 
 
 def _deferred(column: sa.Column[C]) -> MappedColumn[C]:

@@ -67,13 +67,13 @@ def _find() -> Iterator[tuple[sa.Table, Follower]]:
     for registry in _all_registries():
         for mapper in registry.mappers:
             own = mapper.local_table
-            if isinstance(own, sa.Table) and not fence_of(own) and (base := _base(mapper)) is not None:
+            if isinstance(own, sa.Table) and not _fence(own) and (base := _base(mapper)) is not None:
                 yield own, Follower(own, (base,), False)
             if not mapper.configured:
                 continue
             for relation in mapper.relationships:
                 table = relation.secondary
-                if isinstance(table, sa.Table) and not fence_of(table):
+                if isinstance(table, sa.Table) and not _fence(table):
                     sides = joins.setdefault(table, [])
                     sides += _side(relation.parent, relation.synchronize_pairs)
                     sides += _side(relation.mapper, relation.secondary_synchronize_pairs or ())
@@ -82,13 +82,21 @@ def _find() -> Iterator[tuple[sa.Table, Follower]]:
             yield table, Follower(table, tuple({parent.own: parent for parent in parents}.values()), True)
 
 
+def _fence(table: Any) -> Fence | None:
+    """The table's fence. One that is declared wrongly says so when it is used, not when others are."""
+    try:
+        return fence_of(table) if isinstance(table, sa.Table) else None
+    except ConfigurationError:
+        return None
+
+
 def _base(mapper: Mapper[Any]) -> Parent | None:
     """The fenced ancestor of a joined-table subclass."""
     if mapper.concrete or mapper.inherits is None:
         return None
     for ancestor in mapper.iterate_to_root():
         table = ancestor.local_table
-        fence = fence_of(table) if isinstance(table, sa.Table) else None
+        fence = _fence(table)
         if fence is not None:
             own = tuple(mapper.local_table.primary_key)
             theirs = tuple(_upwards(column, table) for column in own)
@@ -100,7 +108,7 @@ def _base(mapper: Mapper[Any]) -> Parent | None:
 
 def _side(mapper: Mapper[Any], pairs: Sequence[tuple[Any, Any]]) -> list[Parent]:
     for table in mapper.tables:
-        fence = fence_of(table) if isinstance(table, sa.Table) else None
+        fence = _fence(table)
         if fence is not None:
             own = tuple(column for _, column in pairs)
             return [Parent(fence, own, tuple(_upwards(column, fence.table) for column, _ in pairs))]
@@ -191,35 +199,35 @@ def _moved(found: Follower, statement: Any, sets: Sequence[Params]) -> list[dict
 
 
 def _claim(asker: Asker, found: Follower, rows: Sequence[dict[str, Any]]) -> None:
-    claimed, apart = False, None
-    for parent in found.parents:
-        keys = list(
-            dict.fromkeys(
-                tuple(row[column.key] for column in parent.own)
-                for row in rows
-                if all(row.get(column.key) is not None for column in parent.own)
+    """Claim what the rows follow. Of several, those that the lease is about; at least one for each row."""
+    claims: dict[Parent, dict[tuple[Any, ...], None]] = {parent: {} for parent in found.parents}
+    for row in rows:
+        elsewhere = []
+        for parent in found.parents:
+            key = tuple(row.get(column.key) for column in parent.own)
+            if None in key:
+                continue
+            if len(found.parents) > 1 and (apart := _elsewhere(parent, asker.guard, key)) is not None:
+                elsewhere.append(apart)
+            else:
+                claims[parent][key] = None
+        if elsewhere and len(elsewhere) == len(found.parents):
+            raise wrong_resource(
+                found.parents[0].fence,
+                asker.guard,
+                f"this row of {found.table.fullname!r} joins {' and '.join(map(repr, elsewhere))}",
             )
-        )
-        if len(found.parents) > 1 and (apart := _elsewhere(parent, asker.guard, keys)):
-            continue  # the other side is what the lease is about
-        claimed = True
-        claim(asker.connection, parent.fence, parent.theirs, keys, asker.options)
-    if rows and not claimed:
-        raise wrong_resource(
-            found.parents[0].fence, asker.guard, f"rows of {found.table.fullname!r} join others: {apart}"
-        )
+    for parent, keys in claims.items():
+        claim(asker.connection, parent.fence, parent.theirs, list(keys), asker.options)
 
 
-def _elsewhere(parent: Parent, guard: Guard, keys: list[tuple[Any, ...]]) -> str | None:
-    """A resource of these rows that the lease is not about, if the table says what they belong to."""
+def _elsewhere(parent: Parent, guard: Guard, key: tuple[Any, ...]) -> str | None:
+    """The resource of the row with this key, when the table says what it is and the lease is not about it."""
     template = parent.fence.resource
     if template is None or not set(template.columns) <= set(parent.theirs):
         return None
-    for key in keys:
-        resource = template.resource({c.key: v for c, v in zip(parent.theirs, key, strict=True)})
-        if resource not in guard.grant.resources:
-            return resource
-    return None
+    resource = template.resource({c.key: v for c, v in zip(parent.theirs, key, strict=True)})
+    return None if resource in guard.grant.resources else resource
 
 
 def claim(

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fencing.errors import ConfigurationError
 from fencing.sql.binding import Binding, Guard, Holding, Pass, bind, binding_of, spoke
-from fencing.sql.commit import may_begin
+from fencing.sql.commit import TWO_PHASE, may_begin
 from fencing.sql.engine import arm, hooks_of, install
 from fencing.token import Grant
 
@@ -120,15 +120,13 @@ class Guarded(Generic[T]):
         """Put the guard in force."""
         guard = self._guard
         if isinstance(session, Session) and session.twophase:
-            raise ConfigurationError(
-                "two-phase commit is refused under a guard: a prepared transaction outlives its holder and "
-                "keeps the next one out. Use one session for each database"
-            )
+            raise ConfigurationError(TWO_PHASE)
+        watched = isinstance(session, Session) or hooks_of(session.engine) is not None
         binding = _binding(session)
         transaction = session.get_transaction()
         around = binding.in_force(transaction)
         if around is None:
-            _fresh(session, transaction)
+            _fresh(session, transaction, watched)
         elif around.same_as(guard):
             guard = self._guard = around
         else:
@@ -213,10 +211,9 @@ def unguarded(target: Any, *, reason: str) -> Iterator[None]:
         binding.stack.remove(step)
 
 
-def _fresh(session: Session | Connection, transaction: Any) -> None:
+def _fresh(session: Session | Connection, transaction: Any, watched: bool) -> None:
     """Refuse what was read before the lease was held, and forget what was loaded."""
     if isinstance(session, Connection):
-        watched = hooks_of(session.engine) is not None
         if transaction is not None and (spoke(session) or not watched):
             known = (
                 "" if watched else ", and call install(engine) next to create_engine, so that this is known"
@@ -277,8 +274,6 @@ def _binding(session: Session | Connection) -> Binding:
         _watch()
         owner = session.bind
         kept = info[_HERE] = _binding(owner) if isinstance(owner, Connection) else Binding()
-    if session.get_transaction() is None:
-        kept.let_go()
     return kept
 
 
@@ -308,6 +303,8 @@ def _watch() -> None:
         _watching = True
         event.listen(Session, "after_begin", _after_begin)
         event.listen(Session, "before_commit", _before_commit)
+        event.listen(Session, "after_transaction_end", _after_transaction_end)
+        event.listen(Session, "after_soft_rollback", _after_soft_rollback)
 
 
 _watching = False
@@ -321,6 +318,8 @@ def _after_begin(session: Session, transaction: Any, connection: Connection) -> 
         guard = _picked_up(session)
     if binding is None or (guard is None and not binding.stack):
         return
+    if guard is not None and session.twophase:
+        raise ConfigurationError(TWO_PHASE)
     _attach(connection, binding)
     may_begin(connection, binding, guard)
 
@@ -348,6 +347,24 @@ def _before_commit(session: Session) -> None:
         return
     for refusal in binding.rejected.values():
         raise refusal.with_traceback(None)
+
+
+# A session on a connection that is not its own (as in the fixtures of tests): when its transaction is over, that of
+# the connection goes on, and what was rolled back to a savepoint is gone all the same.
+
+
+def _after_transaction_end(session: Session, transaction: Any) -> None:
+    if isinstance(session.bind, Connection) and transaction.parent is None:
+        binding: Binding | None = session.info.get(_HERE)
+        if binding is not None:
+            binding.let_go()
+
+
+def _after_soft_rollback(session: Session, transaction: Any) -> None:
+    if isinstance(session.bind, Connection) and transaction.parent is None:
+        binding: Binding | None = session.info.get(_HERE)
+        if binding is not None:
+            binding.rejected.pop(session.bind, None)
 
 
 def guard_of(session: Session, lease: Holding | Grant | None) -> Holding | Grant:
