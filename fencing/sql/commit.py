@@ -47,7 +47,7 @@ def begin_for_real(connection: Connection, statement: str) -> None:
     Safe because it is a transaction from here on: by itself the driver begins one only at the first write, and a
     savepoint before that would commit when it is released.
     """
-    if connection.__dict__.pop(_BEGINS, False) and not statement.lstrip()[:5].upper() == "BEGIN":
+    if connection.__dict__.pop(_BEGINS, False) and statement.lstrip()[:5].upper() != "BEGIN":
         pooled = connection.connection
         if not getattr(pooled.driver_connection, "in_transaction", True):
             cursor = pooled.cursor()

@@ -136,15 +136,18 @@ class Hooks:
         begin_for_real(connection, statement)
         compiled = context.compiled
         if compiled is None:
-            mode = mode_of(connection)
-            if type(mode) is Guard:
-                mode.check()
-        if compiled is None or context.is_text or not (context.is_crud or statement.startswith("SELECT")):
-            if (name := written(statement)) is not None:
-                self.text(connection, name, "driver SQL" if compiled is None else "text")
-            return
-        if getattr(compiled, "ctes", None) and (name := written_by_cte(compiled)) is not None:
-            self.text(connection, name, "DML in a common table expression")
+            guard = mode_of(connection)
+            if type(guard) is Guard:
+                guard.check()
+            name, what = written(statement), "driver SQL"
+        elif getattr(compiled, "ctes", None):
+            name, what = written_by_cte(compiled), "DML in a common table expression"
+        elif context.is_text or not (context.is_crud or statement.startswith("SELECT")):
+            name, what = written(statement), "text"
+        else:
+            name, what = None, ""
+        if name is not None:
+            self.text(connection, name, what)
         if context.isinsert or context.isupdate or context.isdelete:
             if TOKEN not in compiled.binds:
                 self.unstamped(connection, context)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from sqlalchemy.sql.selectable import TextualSelect
+
 from fencing.sql.fence import FENCED_NAMES, fence_of
 from fencing.sql.guard import bare
 
@@ -47,7 +49,10 @@ def written_by_cte(compiled: Any) -> str | None:
     """The fenced table that a common table expression of the statement writes to, or None."""
     for cte in getattr(compiled, "ctes", None) or ():
         element = cte.element
-        if getattr(element, "is_dml", False):
+        if isinstance(element, TextualSelect):
+            if (name := written(element.element.text)) is not None:
+                return name
+        elif getattr(element, "is_dml", False):
             table = bare(element.table)
             if table is not None and fence_of(table) is not None:
                 return str(table.fullname)
