@@ -14,7 +14,7 @@ from fencing.sql.plan import plan_of
 from fencing.sql.verdict import Asker, refused_row, stale
 
 _COMMITTING = "_fencing_committing"
-_BEGINS = "_fencing_begins"
+BEGINS = "_fencing_begins"
 TWO_PHASE = (
     "two-phase commit is refused under a guard: a prepared transaction outlives its holder and keeps the next one "
     "out. Use one transaction for each database"
@@ -25,7 +25,7 @@ SERIALIZATION_FAILURE = "40001"
 def may_begin(connection: Connection, binding: Binding, guard: Guard | None = None) -> None:
     """A transaction begins: under a guard it must be one, and ends under that guard."""
     connection.__dict__.pop(_COMMITTING, None)
-    connection.__dict__.pop(_BEGINS, None)
+    connection.__dict__.pop(BEGINS, None)
     guard = guard or binding.guard()
     if guard is None:
         return
@@ -37,7 +37,7 @@ def may_begin(connection: Connection, binding: Binding, guard: Guard | None = No
             "taken back. Use a transaction"
         )
     if connection.dialect.name == "sqlite":
-        connection.__dict__[_BEGINS] = True
+        connection.__dict__[BEGINS] = True
     binding.linger(connection, guard)
 
 
@@ -47,7 +47,7 @@ def begin_for_real(connection: Connection, statement: str) -> None:
     Safe because it is a transaction from here on: by itself the driver begins one only at the first write, and a
     savepoint before that would commit when it is released.
     """
-    if connection.__dict__.pop(_BEGINS, False) and statement.lstrip()[:5].upper() != "BEGIN":
+    if connection.__dict__.pop(BEGINS, False) and statement.lstrip()[:5].upper() != "BEGIN":
         pooled = connection.connection
         if not getattr(pooled.driver_connection, "in_transaction", True):
             cursor = pooled.cursor()
@@ -59,7 +59,7 @@ def _autocommits(connection: Connection) -> bool:
     dialect = connection.dialect
     level = connection.get_execution_options().get("isolation_level")
     level = level or getattr(dialect, "_on_connect_isolation_level", None)
-    if str(level).upper() == "AUTOCOMMIT":
+    if level is not None and level.upper() == "AUTOCOMMIT":
         return True
     if dialect.name == "sqlite":  # we begin it ourselves, whatever the driver does
         return False

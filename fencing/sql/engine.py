@@ -24,13 +24,13 @@ from fencing.errors import ConfigurationError, FencingError, UnguardedWrite, Unv
 from fencing.events import LoggingObserver, Observer, Observers, WriteAdmitted, WriteRefused, WriteUnguarded
 from fencing.sql import follow
 from fencing.sql.binding import Binding, Guard, Pass, binding_of, speaks
-from fencing.sql.commit import TWO_PHASE, begin_for_real, failed, may_begin, may_commit
-from fencing.sql.fence import fence_of
+from fencing.sql.commit import BEGINS, TWO_PHASE, begin_for_real, failed, may_begin, may_commit
+from fencing.sql.fence import Fence, fence_of
 from fencing.sql.guard import TOKEN, Params, bare, sets_of, target_of
 from fencing.sql.plan import plan, plan_of
 from fencing.sql.raw import written, written_by_cte
 from fencing.sql.scope import strayed, within
-from fencing.sql.verdict import REASONS, Asker, bound, judge, settled
+from fencing.sql.verdict import REASONS, Asker, bound, judge, proven, settled
 
 Unguarded = Literal["refuse", "warn"]
 Mode = Guard | Pass | None
@@ -97,9 +97,7 @@ def arm(connection: Connection) -> None:
         return
     listeners = engine.__dict__.get(_LISTENERS)
     if listeners is None:
-        apart = (
-            engine.execution_options()
-        )  # a stand-in: it has the engine's listeners, and nobody connects with it
+        apart = Engine(engine.pool, engine.dialect, engine.url)  # a stand-in that nobody connects with
         hooks.listen_to(apart)
         listeners = engine.__dict__[_LISTENERS] = apart.dispatch
     connection.dispatch = listeners
@@ -133,7 +131,8 @@ class Hooks:
     def do_execute(self, cursor: Any, statement: str, parameters: Any, context: Any) -> None:
         connection = context.root_connection
         speaks(connection)
-        begin_for_real(connection, statement)
+        if BEGINS in connection.__dict__:
+            begin_for_real(connection, statement)
         compiled = context.compiled
         if compiled is None:
             guard = mode_of(connection)
@@ -253,35 +252,46 @@ class Hooks:
             )
             return _around(statement, inner), multiparams, params
         table = bare(target_of(statement))
-        fence = None if table is None else fence_of(table)
-        if fence is not None:
-            try:
-                made = plan(statement, fence)
-                final, extra = made.statement, bound(guard, fence)
-                if fence.resource is not None:
-                    final, scope = within(made, guard, sets_of(multiparams, params))
-                    extra.update(scope)
-                if made.looks_at_itself and not made.by_key:
-                    asker = Asker(connection, guard, options)
-                    final = settled(asker, made, sets_of(multiparams, params))
-            except FencingError as error:
-                mark(connection, guard, fence.name, statement.__visit_name__, error)
-                raise
-            own = (fence.token.key, fence.holder.key)
-            if multiparams:
-                if any(key in multiparams[0] for key in own):  # theirs do not count
-                    multiparams = [without(each, own) for each in multiparams]
-                return final, [{**each, **extra} for each in multiparams], params
-            return final, multiparams, {**without(params, own), **extra}
-        found = None if table is None else follow.follower(table)
-        if found is not None:
-            try:
+        if table is None:
+            return statement, multiparams, params
+        fence = fence_of(table)
+        try:
+            if fence is not None:
+                return self.guard(connection, guard, fence, statement, multiparams, params, options)
+            found = follow.follower(table)
+            if found is not None:
                 asker = Asker(connection, guard, options)
                 statement = follow.claim_parents(asker, found, statement, sets_of(multiparams, params))
-            except FencingError as error:
-                mark(connection, guard, str(found.table.fullname), statement.__visit_name__, error)
-                raise
+        except FencingError as error:
+            mark(connection, guard, str(table.fullname), statement.__visit_name__, error)
+            raise
         return statement, multiparams, params
+
+    def guard(
+        self,
+        connection: Connection,
+        guard: Guard,
+        fence: Fence,
+        statement: Any,
+        multiparams: Sequence[Params],
+        params: Params,
+        options: Any,
+    ) -> tuple[Any, Any, Any]:
+        """The guarded form of a write to a fenced table, with its parameters."""
+        made = plan(statement, fence)
+        final, extra = made.statement, bound(guard, fence)
+        if fence.resource is not None:
+            final, scope = within(made, guard, sets_of(multiparams, params))
+            extra.update(scope)
+        if made.looks_at_itself and not made.by_key:
+            final = settled(Asker(connection, guard, options), made, sets_of(multiparams, params))
+        # What they say of the fence does not count.
+        sets, own = sets_of(multiparams, params), fence.keys
+        if own[0] in sets[0] or own[1] in sets[0]:
+            sets = [{key: each[key] for key in each if key not in own} for each in sets]
+        if multiparams:
+            return final, [{**each, **extra} for each in sets], params
+        return final, multiparams, {**sets[0], **extra}
 
     def after_execute(
         self,
@@ -297,15 +307,15 @@ class Hooks:
             return
         guard = mode_of(connection)
         assert isinstance(guard, Guard)
-        try:
-            asker, sets = Asker(connection, guard, options), sets_of(multiparams, params)
-            judge(asker, made, sets, result)
-            if made.fence.resource is not None and made.by_key and result.rowcount != len(sets):
+        if not proven(made, len(multiparams) or 1, result, connection.dialect):
+            try:
+                asker, sets = Asker(connection, guard, options), sets_of(multiparams, params)
+                judge(asker, made, sets, result)
                 strayed(asker, made, sets)
-        except FencingError as error:
-            result.close()  # rows that nobody will read keep SQLite's lock
-            mark(connection, guard, made.fence.name, made.verb, error)
-            raise
+            except FencingError as error:
+                result.close()  # rows that nobody will read keep SQLite's lock
+                mark(connection, guard, made.fence.name, made.verb, error)
+                raise
         if WriteAdmitted in guard.observers.wanted:
             guard.tell(WriteAdmitted, table=made.fence.name, verb=made.verb)
 
@@ -339,10 +349,6 @@ def _around(statement: Any, inner: Any) -> Any:
     if (made := plan_of(inner)) is not None:
         outer.__dict__["_fencing_plan"] = made
     return outer
-
-
-def without(params: Params, keys: Sequence[str]) -> Params:
-    return {key: value for key, value in params.items() if key not in keys}
 
 
 def mode_of(connection: Connection) -> Mode:

@@ -42,6 +42,8 @@ class Fence(NamedTuple):
     """The table's name, with its schema."""
     dashed: bool
     """Whether holders are UUIDs here, and not plain text."""
+    keys: tuple[str, str]
+    """By which statements and their parameters name the two columns."""
 
     @property
     def holder_type(self) -> Any:
@@ -195,7 +197,8 @@ def _find(table: sa.Table) -> Fence | None:
         raise ConfigurationError(f"table {table.fullname!r} has only one of the two fence columns")
     template = None if mark.resource is None else Template.of(mark.resource, table, mark.owner)
     dashed = isinstance(parts["holder"].type, sa.Uuid)
-    return Fence(table, parts["token"], parts["holder"], template, str(table.fullname), dashed)
+    token, holder = parts["token"], parts["holder"]
+    return Fence(table, token, holder, template, str(table.fullname), dashed, (token.key, holder.key))
 
 
 def _attached(column: sa.Column[Any], table: sa.Table) -> None:

@@ -50,7 +50,7 @@ def written_by_cte(compiled: Any) -> str | None:
     for cte in getattr(compiled, "ctes", None) or ():
         element = cte.element
         if isinstance(element, TextualSelect):
-            if (name := written(element.element.text)) is not None:
+            if (name := written(str(element.element))) is not None:
                 return name
         elif getattr(element, "is_dml", False):
             table = bare(element.table)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Dialect
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from fencing.errors import FencingError, StaleToken, UnverifiableWrite, WrongResource
@@ -29,10 +29,12 @@ MOST = 10_000
 """Rows that a statement may be about when they have to be looked at before it is sent."""
 
 
-def proven(plan: Plan, count: int, rowcount: int, sane_one: bool, sane_many: bool) -> bool:
-    """Whether the driver's count alone shows that every row was admitted."""
-    trusted = sane_one if count == 1 else sane_many
-    return trusted and rowcount == count and (plan.verb == "upsert" or plan.by_key)
+def proven(plan: Plan, sets: int, result: Any, dialect: Dialect) -> bool:
+    """Whether the driver's count alone shows that every row was admitted, or there is nothing to show."""
+    if plan.by_key:
+        sane = dialect.supports_sane_rowcount if sets == 1 else dialect.supports_sane_multi_rowcount
+        return sane and result.rowcount == sets
+    return plan.verb == "insert" or plan.settled
 
 
 def settled(asker: Asker, plan: Plan, sets: Sequence[Params]) -> Any:
@@ -90,22 +92,17 @@ class Asker(NamedTuple):
 
 
 def judge(asker: Asker, plan: Plan, sets: Sequence[Params], result: Any) -> None:
-    """Raise StaleToken when the fence refused a row of the statement that has just been carried out."""
-    if plan.verb == "insert" or plan.settled:
-        return
-    dialect = asker.connection.dialect
-    one, many = dialect.supports_sane_rowcount, dialect.supports_sane_multi_rowcount
+    """Raise StaleToken when the fence refused a row of a statement that is not proven to be admitted."""
     if plan.verb == "upsert":
+        dialect = asker.connection.dialect
         # MySQL counts an update twice; what is returned in batches is not counted at all.
         counts = not plan.statement._returning and dialect.name not in ("mysql", "mariadb")
-        sent = len(sent_rows(plan, sets)) if counts else 0
-        admitted = counts and proven(plan, sent, result.rowcount, one, many or len(sets) == 1)
-    else:
-        admitted = proven(plan, len(sets), result.rowcount, one, many)
-    if not admitted:
-        found = refused_row(asker, plan, sets)
-        if found is not None:
-            raise stale(plan.fence, asker.guard, found)
+        sane = len(sets) == 1 or dialect.supports_sane_multi_rowcount
+        if counts and sane and result.rowcount == len(sent_rows(plan, sets)):
+            return
+    found = refused_row(asker, plan, sets)
+    if found is not None:
+        raise stale(plan.fence, asker.guard, found)
 
 
 def refused_row(asker: Asker, plan: Plan, sets: Sequence[Params]) -> Any:
