@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import redis
@@ -21,11 +21,11 @@ import sqlalchemy as sa
 from fencing.embedded import PostgresServer, RedisServer
 from fencing.errors import FencingError
 from fencing.lease import Leases
+from fencing.sql import fence_columns, guarded, install
 
 TTL = 1.0
 ACCOUNT = 42
 RESOURCE = f"account:{ACCOUNT}"
-NOBODY = "0" * 32
 VERBS = {"renewed": "renew", "released": "release", "wrote": "write"}
 
 accounts = sa.Table(
@@ -33,17 +33,8 @@ accounts = sa.Table(
     sa.MetaData(),
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("balance", sa.Integer, nullable=False),
-    sa.Column("fence_token", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("fence_holder", sa.String(32), nullable=False, server_default=NOBODY),
+    *fence_columns(),
 )
-
-
-def admitted(token: int, holder: str) -> sa.ColumnElement[bool]:
-    """The guard, written by hand: a newer token, or the same one from the same holder."""
-    stored = accounts.c
-    return sa.or_(
-        stored.fence_token < token, sa.and_(stored.fence_token == token, stored.fence_holder == holder)
-    )
 
 
 # The worker: a process of its own, that tells what it does in lines of JSON and waits to be told to write.
@@ -52,26 +43,26 @@ def admitted(token: int, holder: str) -> sa.ColumnElement[bool]:
 def worker(redis_url: str, database_url: str, name: str, amount: str, guard: str) -> None:
     leases = Leases(redis.Redis.from_url(redis_url), namespace="demo", label=name, observers=[])
     engine = sa.create_engine(database_url)
+    if guard == "on":
+        install(engine)
     lease = leases.acquire(RESOURCE, ttl=TTL, wait=30)
     say(did="acquired", token=lease.token)
     with engine.connect() as connection:
         balance = connection.execute(sa.select(accounts.c.balance).filter_by(id=ACCOUNT)).scalar_one()
     say(did="read", balance=balance)
     sys.stdin.readline()
-    write = accounts.update().where(accounts.c.id == ACCOUNT).values(balance=balance + int(amount))
-    if guard == "on":
-        write = write.where(admitted(lease.token, lease.holder))
-        write = write.values(fence_token=lease.token, fence_holder=lease.holder)
+    proof = lease.grant  # all that it knows: a grant alone is not told that the lease is lost
+
+    def write() -> None:
+        with engine.begin() as connection, guarded(connection, proof) if guard == "on" else nullcontext():
+            connection.execute(
+                accounts.update().where(accounts.c.id == ACCOUNT).values(balance=balance + int(amount))
+            )
+
     if name == "A":  # the one that slept tries everything first
         say(did="renewed", refused=refusal(lease.renew))
         say(did="released", refused=refusal(lease.release))
-    with engine.begin() as connection:
-        rows = connection.execute(write).rowcount
-    say(
-        did="wrote",
-        balance=balance + int(amount),
-        refused=None if rows else "0 rows: the stored token is newer",
-    )
+    say(did="wrote", balance=balance + int(amount), refused=refusal(write))
     if name != "A":
         say(did="released", refused=refusal(lease.release))
     engine.dispose()
@@ -180,17 +171,19 @@ def main() -> int:
         engine = sa.create_engine(database.url, poolclass=sa.NullPool)
         servers = (store.url, database.url)
         print(f"\nAccount {ACCOUNT} has 100. Worker A adds 30, worker B adds 50.\n")
-        print("With the token compared in the database (UPDATE ... WHERE token is newer):\n")
-        guarded = run(engine, servers, guard=True)
+        print("With guarded(connection, lease), so that the database compares tokens:\n")
+        fenced = run(engine, servers, guard=True)
         print(
-            f"\n  balance {guarded}: B's write stands, A's stale one was refused. A can do its work again.\n"
+            f"\n  balance {fenced}: B's write stands, A's stale one was refused. A can do its work again.\n"
         )
-        print("The same without the comparison:\n")
-        unguarded = run(engine, servers, guard=False)
-        print(f"\n  balance {unguarded}: B's 50 are gone, overwritten from a stale read. Nobody was told.\n")
+        print("The same without the guard:\n")
+        open_to_all = run(engine, servers, guard=False)
+        print(
+            f"\n  balance {open_to_all}: B's 50 are gone, overwritten from a stale read. Nobody was told.\n"
+        )
         engine.dispose()
-    if (guarded, unguarded) != (150, 130):
-        print(f"This is not how the story goes: expected 150 and 130, not {guarded} and {unguarded}.")
+    if (fenced, open_to_all) != (150, 130):
+        print(f"This is not how the story goes: expected 150 and 130, not {fenced} and {open_to_all}.")
         return 1
     print("A lease tells you that you probably hold a resource. The token lets the database know.")
     return 0
