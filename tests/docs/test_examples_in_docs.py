@@ -24,12 +24,15 @@ def run(source: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("at", range(len(python_blocks("README.md"))))
-def test_readme_block_runs(at: int, redis_url: str) -> None:
-    source = python_blocks("README.md")[at]
+def on_these_servers(source: str, redis_url: str, database_url: str) -> str:
     source = source.replace("redis.Redis()", f"redis.Redis.from_url({redis_url!r})")
     source = source.replace("redis.asyncio.Redis()", f"redis.asyncio.Redis.from_url({redis_url!r})")
-    run(source)
+    return source.replace("postgresql+psycopg://fencing:fencing@127.0.0.1:5432/fencing", database_url)
+
+
+def test_readme_blocks_run_one_after_the_other(redis_url: str, database_url: str) -> None:
+    said = [run(on_these_servers(block, redis_url, database_url)) for block in python_blocks("README.md")]
+    assert "Written(identity=(42,), outcome='updated')" in said[1]
 
 
 def test_tutorial_test_runs(pytester: pytest.Pytester) -> None:
@@ -40,11 +43,20 @@ def test_tutorial_test_runs(pytester: pytest.Pytester) -> None:
 
 def test_tutorial_runs_from_its_first_block_to_its_last(redis_url: str, database_url: str) -> None:
     source = "\n".join(block for block in python_blocks("docs/tutorial.md") if "def test_" not in block)
-    source = source.replace("redis.Redis()", f"redis.Redis.from_url({redis_url!r})")
-    source = source.replace("postgresql+psycopg://fencing:fencing@127.0.0.1:5432/fencing", database_url)
-    said = run(source)
-    assert "refused: a newer holder has written this invoice" in said
+    said = run(on_these_servers(source, redis_url, database_url))
+    assert "refused: tutorial_invoice 42 was not written" in said
+    assert "wrong: the lease is about 'invoice:43'" in said
+    assert "unguarded: update of 'tutorial_invoice'" in said
     assert said.count("this replica works") == 1
+
+
+def test_howto_for_the_web_and_tasks_runs(redis_url: str, database_url: str) -> None:
+    source = "\n".join(python_blocks("docs/howto/web-and-tasks.md"))
+    said = run(
+        on_these_servers(source.replace("leases.close()\n", ""), redis_url, database_url)
+        + "settle_task(7)\nleases.close()\n"
+    )
+    assert said == ""
 
 
 def test_links_between_pages_lead_somewhere() -> None:
