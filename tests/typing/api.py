@@ -12,6 +12,9 @@ from typing import assert_type
 
 import redis
 import redis.asyncio
+from sqlalchemy import Connection, Engine, MetaData, Table
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from fencing import (
     AsyncLease,
@@ -24,14 +27,32 @@ from fencing import (
     Leases,
     LeaseUnavailable,
     LoggingObserver,
+    OutcomeUnknown,
     Policy,
     Renewal,
+    RowMissing,
     StaleToken,
+    UnguardedWrite,
+    UnverifiableWrite,
     Wait,
+    WrongResource,
 )
 from fencing.backends.base import Behind
 from fencing.events import Acquired, Event, Lost
 from fencing.policies import JOB_TRANSITION, periodic_loop
+from fencing.sql import (
+    AsyncGuardedRepository,
+    Fenced,
+    FencedSession,
+    GuardedRepository,
+    Written,
+    fence,
+    fence_columns,
+    guarded,
+    install,
+    unguarded,
+    using,
+)
 from fencing.testing import (
     AsyncMemoryBackend,
     AsyncMemoryLedger,
@@ -48,7 +69,7 @@ from fencing.testing import (
 class Counter:
     """An observer that says what it wants."""
 
-    events = (Acquired, Lost)
+    wants = (Acquired, Lost)
 
     def __call__(self, event: Event) -> None:
         print(event.name, event.namespace)
@@ -219,3 +240,87 @@ async def decorated_async(leases: AsyncLeases) -> None:
 def grants(leases: Iterable[Lease | AsyncLease]) -> list[Grant]:
     """A function that takes either: the token is all that it wants."""
     return [lease.grant for lease in leases]
+
+
+# The SQL half
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Invoice(Fenced, Base):
+    __tablename__ = "invoice"
+    __fence_resource__ = "invoice:{id}"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    state: Mapped[str]
+
+
+def guard(engine: Engine, lease: Lease, grant: Grant, maker: sessionmaker[Session]) -> None:
+    install(engine)
+    install(engine, unguarded="warn", observers=[observe])
+    with Session(engine) as session, guarded(session, lease) as same:
+        assert_type(same, Session)
+        assert_type(session.get_one(Invoice, 42).fence_token, int)
+        session.commit()
+    with guarded(maker, grant) as made:
+        assert_type(made, Session)
+    with engine.connect() as connection, guarded(connection, lease) as itself:
+        assert_type(itself, Connection)
+    with using(lease), maker() as picked, unguarded(picked, reason="backfill"):
+        picked.commit()
+    table = Table("t", MetaData(), *fence_columns(token="t", holder="h", resource="r:{id}"))
+    assert_type(fence(table, resource="r:{id}"), Table)
+    sessionmaker(engine, class_=FencedSession)
+
+
+def guard_mistakes(engine: Engine, session: Session, lease: Lease) -> None:
+    install(engine, unguarded="ignore")  # type: ignore[arg-type]
+    install(engine, "warn")  # type: ignore[call-arg]
+    guarded(session, 42)  # type: ignore[call-overload]
+    unguarded(session, "backfill")  # type: ignore[call-arg]
+    unguarded(session)  # type: ignore[call-arg]
+
+
+def repository(session: Session, lease: Lease) -> None:
+    invoices = GuardedRepository(Invoice, session, lease)
+    assert_type(invoices.get(42), Invoice | None)
+    assert_type(invoices.add(Invoice(id=1, state="open")), Invoice)
+    assert_type(invoices.update(42, state="paid"), Written)
+    assert_type(invoices.upsert_many([{"id": 42, "state": "paid"}], key=["id"]), list[Written])
+    if invoices.delete(42).outcome == "deleted":
+        session.commit()
+    invoices.add(42)  # type: ignore[arg-type]
+    GuardedRepository(Invoice, lease, session)  # type: ignore[arg-type]
+
+
+async def guard_async(
+    engine: AsyncEngine, lease: AsyncLease, maker: async_sessionmaker[AsyncSession]
+) -> None:
+    install(engine)
+    async with AsyncSession(engine) as session:
+        with guarded(session, lease) as same:
+            assert_type(same, AsyncSession)
+        async with guarded(session, lease):
+            await session.commit()
+        invoices = AsyncGuardedRepository(Invoice, session, lease)
+        assert_type(await invoices.get(42), Invoice | None)
+        assert_type(await invoices.claim_many([1, 2]), list[Written])
+    async with guarded(maker, lease) as made:
+        assert_type(made, AsyncSession)
+
+
+def refusals(session: Session) -> object:
+    try:
+        session.commit()
+    except StaleToken as stale:
+        assert_type(stale.table, str | None)
+        assert_type(stale.stored_holder, str | None)
+        return stale.identity
+    except (UnguardedWrite, UnverifiableWrite) as refused:
+        return refused.table
+    except OutcomeUnknown as unknown:
+        assert_type(unknown.token, int)
+    except (RowMissing, WrongResource) as wrong:
+        return wrong.resource
+    return None
