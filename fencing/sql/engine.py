@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import FromStatement
+from sqlalchemy.sql.visitors import iterate
 
 from fencing.errors import ConfigurationError, FencingError, UnguardedWrite, UnverifiableWrite
 from fencing.events import LoggingObserver, Observer, Observers, WriteAdmitted, WriteRefused, WriteUnguarded
@@ -26,9 +27,9 @@ from fencing.sql import follow
 from fencing.sql.binding import Binding, Guard, Pass, binding_of, speaks
 from fencing.sql.commit import BEGINS, TWO_PHASE, begin_for_real, failed, may_begin, may_commit
 from fencing.sql.fence import Fence, fence_of
-from fencing.sql.guard import TOKEN, Params, bare, sets_of, target_of
+from fencing.sql.guard import TOKEN, Params, bare, other_table, refuse_other_tables, sets_of, target_of
 from fencing.sql.plan import plan, plan_of
-from fencing.sql.raw import written, written_by_cte
+from fencing.sql.raw import ends_transaction, written, written_by_cte
 from fencing.sql.scope import strayed, within
 from fencing.sql.verdict import REASONS, Asker, bound, judge, proven, settled
 
@@ -37,6 +38,7 @@ Mode = Guard | Pass | None
 
 _HOOKS = "_fencing_hooks"
 _LISTENERS = "_fencing_listeners"
+_ARMED = "_fencing_armed"
 
 
 def install(
@@ -86,9 +88,9 @@ def hooks_of(engine: Engine) -> Hooks | None:
 
 def arm(connection: Connection) -> None:
     """Let the connection's statements and commits pass through the guard from now on."""
-    if connection.__dict__.get("_fencing_armed"):
+    if _ARMED in connection.__dict__:
         return
-    connection.__dict__["_fencing_armed"] = True
+    connection.__dict__[_ARMED] = "by itself"
     engine = connection.engine
     hooks = hooks_of(engine)
     assert hooks is not None
@@ -101,7 +103,15 @@ def arm(connection: Connection) -> None:
         hooks.listen_to(apart)
         listeners = engine.__dict__[_LISTENERS] = apart.dispatch
     connection.dispatch = listeners
-    connection._has_events = True
+    connection._has_events = 1  # type: ignore[assignment]  # until somebody listens to it, who says True
+    connection.__dict__[_ARMED] = "shared"
+
+
+def _unshare(connection: Connection) -> None:
+    """Somebody listens to a connection that shares its listeners: later connections shall not tell him."""
+    if connection.__dict__.get(_ARMED) == "shared":
+        connection.__dict__[_ARMED] = "by itself"
+        connection.engine.__dict__.pop(_LISTENERS, None)
 
 
 class Hooks:
@@ -134,17 +144,15 @@ class Hooks:
         if BEGINS in connection.__dict__:
             begin_for_real(connection, statement)
         compiled = context.compiled
-        if compiled is None:
-            guard = mode_of(connection)
-            if type(guard) is Guard:
-                guard.check()
-            name, what = written(statement), "driver SQL"
-        elif getattr(compiled, "ctes", None):
+        name = None
+        if compiled is None or context.is_text or not (context.is_crud or statement.startswith("SELECT")):
+            what = "driver SQL" if compiled is None else "text"
+            self.ends(connection, statement, what)
+            if not getattr(compiled, "ctes", None):
+                follow.ready()
+                name = written(statement)
+        if getattr(compiled, "ctes", None):
             name, what = written_by_cte(compiled), "DML in a common table expression"
-        elif context.is_text or not (context.is_crud or statement.startswith("SELECT")):
-            name, what = written(statement), "text"
-        else:
-            name, what = None, ""
         if name is not None:
             self.text(connection, name, what)
         if context.isinsert or context.isupdate or context.isdelete:
@@ -157,34 +165,41 @@ class Hooks:
     def do_execute_no_params(self, cursor: Any, statement: str, context: Any) -> None:
         self.do_execute(cursor, statement, None, context)
 
+    def ends(self, connection: Connection, statement: str, what: str) -> None:
+        """Text under a guard: not without the lease, and it must not end the transaction past the checks."""
+        binding = binding_of(connection)
+        guard = None if binding is None else binding.guard(connection)
+        if guard is not None:
+            guard.check()
+            if ends_transaction(statement):
+                raise ConfigurationError(
+                    f"{what} that commits is refused under a guard: use commit() of the session or connection"
+                )
+
     def unstamped(self, connection: Connection, context: Any) -> None:
         """A write without the guard's parameters: refused when its table is fenced, or follows one that is."""
         state = context.compiled.compile_state
         table = None if state is None else bare(state.dml_table)
-        if table is None:
-            self.joined(connection, state)
-            return
-        fenced = fence_of(table) is not None
-        if not fenced and follow.follower(table) is None:
-            return
-        mode, name = mode_of(connection), str(table.fullname)
         verb = "insert" if context.isinsert else "update" if context.isupdate else "delete"
+        mode = mode_of(connection)
+        if table is None:
+            fenced, name = True, _in_a_join(state)
+        elif fence_of(table) is not None or follow.follower(table) is not None:
+            fenced, name = fence_of(table) is not None, str(table.fullname)
+        else:
+            fenced, name = True, other_table(state.statement) if context.isupdate else None
+        if name is None:
+            return
         if not isinstance(mode, Guard):
             self.unguarded(mode, name, verb)
         elif fenced:
             lost = UnverifiableWrite(
-                f"a write to {name!r} lost its guard on the way to the database: another listener has "
-                "replaced the statement, or it was compiled by hand",
+                f"a write to {name!r} reached the database without its guard: it goes to a join of tables, or was "
+                "compiled by hand, or another listener has replaced it",
                 table=name,
             )
             mark(connection, mode, name, verb, lost)
             raise lost
-
-    def joined(self, connection: Connection, state: Any) -> None:
-        """A write to a join of tables (MySQL has them)."""
-        for table in sa.sql.visitors.iterate(state.dml_table) if state is not None else ():
-            if isinstance(table, sa.Table) and fence_of(table) is not None:
-                self.text(connection, str(table.fullname), "a write to a join")
 
     def text(self, connection: Connection, table: str, what: str) -> None:
         """What the guard cannot read: refused under a guard; without one it is reported, and let through."""
@@ -238,6 +253,8 @@ class Hooks:
         params: Params,
         options: Any,
     ) -> tuple[Any, Any, Any]:
+        if connection._has_events is True:
+            _unshare(connection)
         guard = mode_of(connection)
         if type(guard) is not Guard:
             return statement, multiparams, params
@@ -258,6 +275,7 @@ class Hooks:
         try:
             if fence is not None:
                 return self.guard(connection, guard, fence, statement, multiparams, params, options)
+            refuse_other_tables(statement)
             found = follow.follower(table)
             if found is not None:
                 asker = Asker(connection, guard, options)
@@ -340,6 +358,14 @@ class Hooks:
         binding = binding_of(connection)
         if binding is not None:
             binding.ended(connection)
+
+
+def _in_a_join(state: Any) -> str | None:
+    """A fenced table in the join that is written to (MySQL has such statements), or None."""
+    for table in iterate(state.dml_table) if state is not None else ():
+        if isinstance(table, sa.Table) and fence_of(table) is not None:
+            return str(table.fullname)
+    return None
 
 
 def _around(statement: Any, inner: Any) -> Any:

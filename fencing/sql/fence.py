@@ -12,6 +12,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.ext.declarative import AbstractConcreteBase
 from sqlalchemy.orm import Mapped, MappedColumn, Mapper, declared_attr, mapped_column
 
 from fencing.errors import ConfigurationError
@@ -122,11 +123,11 @@ class Fenced:
         @declared_attr
         def fence_token(cls):
             mark = Mark("token", cls.__fence_resource__, cls)
-            return _deferred(_token_column(cls.__fence_columns__[0], mark))
+            return _deferred(cls, _token_column(cls.__fence_columns__[0], mark))
 
         @declared_attr
         def fence_holder(cls):
-            return _deferred(_holder_column(cls.__fence_columns__[1], Mark("holder")))
+            return _deferred(cls, _holder_column(cls.__fence_columns__[1], Mark("holder")))
 
     def __init_subclass__(cls, **options: Any) -> None:
         if _concrete(cls):
@@ -144,15 +145,19 @@ def _concrete(cls: type) -> bool:
     return isinstance(arguments, dict) and bool(arguments.get("concrete"))
 
 
-def _deferred(column: sa.Column[C]) -> MappedColumn[C]:
-    return mapped_column(
+def _deferred(cls: type, column: sa.Column[C]) -> MappedColumn[C]:
+    mapped: MappedColumn[C] = mapped_column(
         column.name,
         column.type,
         nullable=False,
         server_default=column.server_default.arg,  # type: ignore[union-attr]
         info=column.info,
-        deferred=True,
+        # The union that an abstract concrete base reads from has the columns too, and SQLAlchemy does not put
+        # a deferred one together with those.
+        deferred=not issubclass(cls, AbstractConcreteBase),
     )
+    event.listen(mapped.column, "after_parent_attach", _attached, propagate=True)
+    return mapped
 
 
 @event.listens_for(Fenced, "mapper_configured", propagate=True)

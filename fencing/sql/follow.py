@@ -19,9 +19,10 @@ from sqlalchemy.sql.dml import Insert, Update
 
 from fencing.errors import ConfigurationError, UnverifiableWrite
 from fencing.sql.binding import Guard
-from fencing.sql.fence import Fence, fence_of
+from fencing.sql.fence import FENCED_NAMES, Fence, fence_of
 from fencing.sql.guard import Params, pins, target_of, value_in
-from fencing.sql.verdict import MOST, Asker, among, plain_values, wrong_resource
+from fencing.sql.inserts import changes_of, upserts
+from fencing.sql.verdict import MOST, Asker, among, met_by, plain_values, wrong_resource
 
 
 class Parent(NamedTuple):
@@ -56,10 +57,16 @@ def _forget() -> None:
 
 def follower(table: sa.Table) -> Follower | None:
     """What the rows of an unfenced table follow, or None."""
+    return ready().get(table)
+
+
+def ready() -> dict[sa.Table, Follower]:
+    """All of them, with their names known to those who read text."""
     global _followers
     if _followers is None:
         _followers = dict(_find())
-    return _followers.get(table)
+        FENCED_NAMES.update({table.name.lower(): str(table.fullname) for table in _followers})
+    return _followers
 
 
 def _find() -> Iterator[tuple[sa.Table, Follower]]:
@@ -137,7 +144,7 @@ def _upwards(column: Any, table: Any) -> Any:
 def claim_parents(asker: Asker, found: Follower, statement: Any, sets: Sequence[Params]) -> Any:
     """Claim the rows that the statement's rows follow; the statement, restricted to them where it must be."""
     if isinstance(statement, Insert):
-        if found.inserts:
+        if found.inserts or upserts(statement):
             _claim(asker, found, _inserted(found, statement, sets))
         return statement
     target = target_of(statement)
@@ -172,15 +179,24 @@ def claim_parents(asker: Asker, found: Follower, statement: Any, sets: Sequence[
 
 
 def _inserted(found: Follower, statement: Any, sets: Sequence[Params]) -> list[dict[str, Any]]:
-    if statement.select is not None or statement._post_values_clause is not None:
+    keys = {column for parent in found.parents for column in parent.own}
+    if statement.select is not None or (upserts(statement) and not _meets_only(found.table, statement, keys)):
         raise UnverifiableWrite(
-            f"the rows that this INSERT into {found.table.fullname!r} follows are not known here: "
-            "insert values, without ON CONFLICT",
+            f"the rows that this INSERT into {found.table.fullname!r} follows are not known here: insert values, "
+            "with no other conflict than on its key",
             table=str(found.table.fullname),
         )
     if statement._multi_values:
         return [plain_values(row, {}) for rows in statement._multi_values for row in rows]
     return [{**each, **plain_values(statement._values or {}, each)} for each in sets]
+
+
+def _meets_only(table: sa.Table, statement: Any, keys: set[Any]) -> bool:
+    """Whether an upsert changes none but rows that have the keys of the row it sends."""
+    conflict = statement._post_values_clause
+    met = met_by(table, conflict)
+    changed = {str(getattr(key, "key", key)) for key in changes_of(conflict)}
+    return bool(met) and all(keys <= set(key) for key in met) and not changed & {key.key for key in keys}
 
 
 def _moved(found: Follower, statement: Any, sets: Sequence[Params]) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList, ColumnElement
 from sqlalchemy.sql.selectable import Alias
 
-from fencing.sql.fence import Fence
+from fencing.errors import UnverifiableWrite
+from fencing.sql.fence import Fence, fence_of
 
 TOKEN, HOLDER = "fencing_token", "fencing_holder"
 """The names of the two parameters. A statement that lacks them was not guarded."""
@@ -114,3 +115,24 @@ def value_in(bind: BindParameter[Any], params: Params) -> Any:
 def sets_of(multiparams: Sequence[Params], params: Params) -> Sequence[Params]:
     """The sets of parameters, one for each time that the statement is carried out."""
     return multiparams or (params,)
+
+
+def other_table(statement: Any) -> str | None:
+    """A fenced table that an UPDATE writes to besides its own (MySQL: UPDATE a, b SET b.x = ...), or None."""
+    own = bare(target_of(statement))
+    given = getattr(statement, "_ordered_values", None) or (getattr(statement, "_values", None) or {}).items()
+    for key, _ in given:
+        table = getattr(key, "table", None)
+        found = bare(table) if isinstance(table, sa.FromClause) else None
+        if found is not None and found is not own and fence_of(found) is not None:
+            return str(found.fullname)
+    return None
+
+
+def refuse_other_tables(statement: Any) -> None:
+    name = other_table(statement)
+    if name is not None:
+        raise UnverifiableWrite(
+            f"an UPDATE of several tables, {name!r} among them, cannot be verified: write them one after the other",
+            table=name,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,11 +29,22 @@ def guarded_insert(statement: Any, fence: Fence) -> tuple[Verb, Any]:
             )
     conflict = statement._post_values_clause
     verb: Verb = "insert"
-    if conflict is not None and not isinstance(conflict, DO_NOTHING):
+    if upserts(statement):
         verb = "upsert"
         statement = statement._generate()
         statement._post_values_clause = _guarded_conflict(statement, conflict, fence)
     return verb, _stamped(statement, fence)
+
+
+def upserts(statement: Any) -> bool:
+    """Whether an INSERT may change a row that is there."""
+    conflict = statement._post_values_clause
+    return conflict is not None and not isinstance(conflict, DO_NOTHING)
+
+
+def changes_of(conflict: Any) -> Mapping[Any, Any]:
+    """What an upsert sets in a row that is there."""
+    return dict(conflict.update_values_to_set) if isinstance(conflict, DO_UPDATE) else conflict.update
 
 
 def _guarded_conflict(statement: Any, conflict: Any, fence: Fence) -> Any:

@@ -11,9 +11,8 @@ from sqlalchemy.sql.dml import Delete, Insert, Update
 from sqlalchemy.sql.elements import BindParameter, ColumnElement
 from sqlalchemy.sql.visitors import iterate
 
-from fencing.errors import UnverifiableWrite
-from fencing.sql.fence import Fence, fence_of
-from fencing.sql.guard import Verb, admitted, bare, belongs, pins, stamps, target_of
+from fencing.sql.fence import Fence
+from fencing.sql.guard import Verb, admitted, bare, belongs, pins, refuse_other_tables, stamps, target_of
 from fencing.sql.inserts import guarded_insert
 
 
@@ -84,7 +83,7 @@ def _plan(statement: Any, fence: Fence) -> Plan:
     criteria = tuple(statement._where_criteria)
     guarded = statement.where(admitted(fence, target))
     if isinstance(statement, Update):
-        _refuse_other_tables(statement, fence)
+        refuse_other_tables(statement)
         guarded = _stamped(guarded, fence)
     bound = dict(pins(criteria, target))
     keys = fence.table.primary_key.columns
@@ -121,18 +120,6 @@ def _stamped(statement: Any, fence: Fence) -> Any:
     return statement
 
 
-def _refuse_other_tables(statement: Any, fence: Fence) -> None:
-    for column in statement._values or ():
-        table = getattr(column, "table", None)
-        other = None if table is None else bare(table)
-        if other is not None and other is not fence.table and fence_of(other) is not None:
-            raise UnverifiableWrite(
-                f"one UPDATE of two fenced tables, {fence.name!r} and {other.fullname!r}, cannot be verified: "
-                "write them one after the other",
-                table=fence.name,
-            )
-
-
 def _entity(statement: Any) -> Entity | None:
     found = statement.table._annotations.get("parententity")
     if found is None or statement._annotations.get("dml_strategy") == "bulk":
@@ -140,14 +127,24 @@ def _entity(statement: Any) -> Entity | None:
     return Entity(found.mapper, found.entity, statement._with_options)
 
 
-def _looks_at_itself(criterion: Any, table: sa.Table, target: Any, *, inside: bool = False) -> bool:
+def _looks_at_itself(criterion: Any, table: sa.Table, target: Any) -> bool:
     """Whether other rows of the table, by an alias of it or in a subquery, have a say in it."""
     for part in iterate(criterion):
-        if not inside and getattr(part, "is_select", False):
-            if _looks_at_itself(part, table, target, inside=True):
-                return True
-            continue
-        whose = part if isinstance(part, FromClause) else getattr(part, "table", None)
-        if isinstance(whose, FromClause) and bare(whose) is table and (inside or not belongs(part, target)):
+        if getattr(part, "is_select", False) and _mentions(part, table, set()):
             return True
+        whose = getattr(part, "table", None)
+        other = isinstance(whose, FromClause) and not belongs(part, target)
+        if other and (bare(whose) is table or _mentions(whose, table, set())):
+            return True
+    return False
+
+
+def _mentions(element: Any, table: sa.Table, seen: set[int]) -> bool:
+    """Whether the table is anywhere inside, also in what the columns come from."""
+    for part in iterate(element):
+        for whose in (part, getattr(part, "table", None)):
+            if isinstance(whose, FromClause) and id(whose) not in seen:
+                seen.add(id(whose))
+                if bare(whose) is table or (whose is not part and _mentions(whose, table, seen)):
+                    return True
     return False

@@ -33,6 +33,20 @@ def written(text: str) -> str | None:
     return next((FENCED_NAMES[word] for word in words if word in FENCED_NAMES), None)
 
 
+def ends_transaction(text: str) -> bool:
+    """Whether the text commits, by itself or as one of several statements."""
+    lower = text.lower()
+    if "commit" not in lower and "end" not in lower and "prepare" not in lower:
+        return False
+    words = _WORD.findall(_NOISE.sub(" ", lower))
+    for at, word in enumerate(words):
+        if (at == 0 or words[at - 1] == ";") and (
+            word in ("commit", "end") or words[at : at + 2] == ["prepare", "transaction"]
+        ):
+            return True
+    return False
+
+
 def _verb(words: list[str], at: int) -> bool:
     word, before = words[at], words[at - 1] if at else ""
     after = words[at + 1] if at + 1 < len(words) else ""

@@ -17,16 +17,15 @@ from sqlalchemy.sql.elements import BinaryExpression, BindParameter
 from fencing.sql.binding import Guard
 from fencing.sql.fence import Fence
 from fencing.sql.guard import Params, belongs, conjuncts, value_in
-from fencing.sql.inserts import DO_UPDATE
+from fencing.sql.inserts import changes_of
 from fencing.sql.plan import Plan
 from fencing.sql.resource import Template
 from fencing.sql.verdict import (
     Asker,
     among,
-    conflict_target,
     keyed,
+    met_by,
     sent_rows,
-    unique_keys,
     unverifiable,
     wrong_resource,
 )
@@ -106,15 +105,12 @@ def _insert_within(plan: Plan, template: Template, guard: Guard, sets: Sequence[
     if plan.verb != "upsert":
         return
     conflict = statement._post_values_clause
-    if isinstance(conflict, DO_UPDATE):
-        target = conflict_target(fence, conflict)
-        keys = [] if target is None else [target]
-    else:
-        keys = unique_keys(fence.table)
+    keys = met_by(fence.table, conflict)
     if not keys or not all(set(template.columns) <= set(key) for key in keys):
         unverifiable(fence, f"it may meet a row of another resource than {template.text!r} says")
-    changes = dict(conflict.update_values_to_set) if isinstance(conflict, DO_UPDATE) else conflict.update
-    moved = {str(getattr(key, "key", key)) for key in changes} & {column.key for column in template.columns}
+    moved = {str(getattr(key, "key", key)) for key in changes_of(conflict)} & {
+        column.key for column in template.columns
+    }
     if moved:
         unverifiable(fence, f"it sets {', '.join(sorted(moved))}, which says what a row belongs to")
 

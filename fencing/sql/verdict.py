@@ -250,7 +250,7 @@ def _conflicting(plan: Plan, rows: list[Mapping[str, Any]]) -> Keys:
     """The unique keys by which the rows sent can have met rows that were there."""
     fence, conflict = plan.fence, plan.statement._post_values_clause
     if isinstance(conflict, DO_UPDATE):
-        target = conflict_target(fence, conflict)
+        target = conflict_target(fence.table, conflict)
         if target is None or not all(column.key in row for column in target for row in rows):
             unverifiable(fence, "its conflict target is not made of columns whose values are known here")
         keys = [target]
@@ -275,8 +275,15 @@ def unique_keys(table: sa.Table) -> list[tuple[sa.Column[Any], ...]]:
     return keys + [tuple(index.columns) for index in table.indexes if index.unique]
 
 
-def conflict_target(fence: Fence, conflict: Any) -> tuple[sa.Column[Any], ...] | None:
-    table = fence.table
+def met_by(table: sa.Table, conflict: Any) -> list[tuple[sa.Column[Any], ...]]:
+    """The keys by which an upsert can meet rows that are there; none when that is not known."""
+    if isinstance(conflict, DO_UPDATE):
+        target = conflict_target(table, conflict)
+        return [] if target is None else [target]
+    return unique_keys(table)
+
+
+def conflict_target(table: sa.Table, conflict: Any) -> tuple[sa.Column[Any], ...] | None:
     if getattr(conflict, "constraint_target", None) is not None:  # SQLite knows no names
         named: tuple[Any, ...] = (*table.constraints, *table.indexes)
         for constraint in named:
