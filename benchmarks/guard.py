@@ -64,7 +64,7 @@ def run() -> None:
         with leases.acquire("all") as lease:
             print(f"\n## The guard, flush and commit, PostgreSQL ({where})")
             single(plain, idle, lease)
-            for count, cycles in ((100, 8), (ROWS, 1)):
+            for count, cycles in ((1, 60), (100, 8), (ROWS, 1)):
                 batch(plain, idle, lease, count, cycles)
             bulk(plain, idle, lease)
             asyncio.run(asynchronous(server, lease))
@@ -109,7 +109,8 @@ def batch(plain: sa.Engine, idle: sa.Engine, lease: Lease, count: int, cycles: i
 
         return work
 
-    show(f"{count} dirty rows: flush and commit", plain, idle, lease, changes, cycles)
+    rows = "1 dirty row" if count == 1 else f"{count} dirty rows"
+    show(f"{rows}: flush and commit", plain, idle, lease, changes, cycles)
 
 
 def bulk(plain: sa.Engine, idle: sa.Engine, lease: Lease) -> None:
@@ -181,5 +182,5 @@ async def asynchronous(server: PostgresServer, lease: Lease) -> None:
         }
         for call in variants.values():
             await call()
-        costs(f"asyncpg, {count} dirty rows", await compare_async(variants, cycles), "plain")
+        costs(f"asyncpg, {count} dirty row{'s' if count > 1 else ''}: flush and commit", await compare_async(variants, cycles), "plain")
     await engine.dispose()
