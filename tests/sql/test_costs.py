@@ -149,7 +149,9 @@ def test_compiled_cache_does_not_grow_with_tokens(engine: sa.Engine) -> None:
             session.flush()
             session.execute(sa.update(Row).where(Row.id == 2).values(value=token))
             session.execute(
-                insert(Row).values(id=3, value=1).on_conflict_do_update(index_elements=["id"], set_={"value": 9})
+                insert(Row)
+                .values(id=3, value=1)
+                .on_conflict_do_update(index_elements=["id"], set_={"value": 9})
             )
             session.commit()
         sizes.append((len(engine._compiled_cache or ()), len(mapper_cache)))
