@@ -2,7 +2,8 @@
 
 from fencing.sql.engine import install
 from fencing.sql.fence import Fenced, fence, fence_columns
-from fencing.sql.repository import AsyncGuardedRepository, GuardedRepository, Written
+from fencing.sql.repository import GuardedRepository, Written
+from fencing.sql.repository_async import AsyncGuardedRepository
 from fencing.sql.session import FencedSession, guarded, unguarded, using
 
 __all__ = [

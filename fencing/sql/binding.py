@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection
 
-from fencing.errors import ConfigurationError, FencingError
-from fencing.events import LeaseEvent, Observers
+from fencing.errors import ConfigurationError, FencingError, StaleToken, UnverifiableWrite, WrongResource
+from fencing.events import LeaseEvent, Observers, WriteRefused
 from fencing.sql.fence import Fence
 from fencing.token import Grant
 
@@ -181,3 +181,26 @@ def spoke(connection: Connection) -> bool:
 
 def speaks(connection: Connection) -> None:
     connection.__dict__[_SPOKE] = connection.get_transaction()
+
+
+def mode_of(connection: Connection) -> Guard | Pass | None:
+    """The guard of the connection, or its way out, or None."""
+    binding = binding_of(connection)
+    return None if binding is None else binding.mode(connection)
+
+
+_REASONS: dict[type[FencingError], str] = {
+    StaleToken: "stale",
+    WrongResource: "wrong_resource",
+    UnverifiableWrite: "unverifiable",
+}
+
+
+def mark(connection: Connection, guard: Guard, table: str, verb: str, error: FencingError) -> None:
+    """Tell the observers of a refusal, and that nothing of the transaction may be committed."""
+    binding = binding_of(connection)
+    assert binding is not None
+    first = binding.rejected.setdefault(connection, error)
+    reason = _REASONS.get(type(error))
+    if first is error and reason is not None:
+        guard.tell(WriteRefused, table=table, verb=verb, reason=reason, error=str(error))

@@ -15,26 +15,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import FromStatement
-from sqlalchemy.sql.visitors import iterate
 
-from fencing.errors import ConfigurationError, FencingError, UnguardedWrite, UnverifiableWrite
-from fencing.events import LoggingObserver, Observer, Observers, WriteAdmitted, WriteRefused, WriteUnguarded
+from fencing.errors import ConfigurationError, FencingError, UnverifiableWrite
+from fencing.events import Observer, Observers, WriteAdmitted
 from fencing.sql import follow
-from fencing.sql.binding import Binding, Guard, Pass, binding_of, speaks
-from fencing.sql.commit import BEGINS, TWO_PHASE, begin_for_real, failed, may_begin, may_commit
+from fencing.sql.binding import Guard, binding_of, mark, mode_of
+from fencing.sql.commit import TWO_PHASE, failed, may_begin, may_commit
 from fencing.sql.fence import Fence, fence_of
-from fencing.sql.guard import TOKEN, Params, bare, other_table, refuse_other_tables, sets_of, target_of
+from fencing.sql.guard import Params, bare, refuse_other_tables, sets_of, target_of
+from fencing.sql.net import Net
 from fencing.sql.plan import plan, plan_of
-from fencing.sql.raw import ends_transaction, written, written_by_cte
 from fencing.sql.scope import strayed, within
-from fencing.sql.verdict import REASONS, Asker, bound, judge, proven, settled
+from fencing.sql.verdict import Asker, bound, judge, proven, settled
 
 Unguarded = Literal["refuse", "warn"]
-Mode = Guard | Pass | None
 
 _HOOKS = "_fencing_hooks"
 _LISTENERS = "_fencing_listeners"
@@ -70,9 +67,9 @@ def install(
         hooks.listen(engine)
         follow.watch()
     if unguarded is not None:
-        hooks.refuses = unguarded == "refuse"
+        hooks.net.refuses = unguarded == "refuse"
     if observers is not None:
-        hooks.observers = Observers(observers)
+        hooks.net.observers = Observers(observers)
 
 
 def hooks_of(engine: Engine) -> Hooks | None:
@@ -115,16 +112,15 @@ def _unshare(connection: Connection) -> None:
 
 
 class Hooks:
-    """The listeners of one engine, and its settings."""
+    """The listeners of one engine."""
 
     def __init__(self) -> None:
-        self.refuses = True
-        self.observers = Observers((LoggingObserver(),))
+        self.net = Net()
 
     def listen(self, engine: Engine) -> None:
-        event.listen(engine, "do_execute", self.do_execute)
-        event.listen(engine, "do_executemany", self.do_execute)
-        event.listen(engine, "do_execute_no_params", self.do_execute_no_params)
+        event.listen(engine, "do_execute", self.net.do_execute)
+        event.listen(engine, "do_executemany", self.net.do_execute)
+        event.listen(engine, "do_execute_no_params", self.net.do_execute_no_params)
         event.listen(engine, "handle_error", self.handle_error)
 
     def listen_to(self, target: Connection | Engine) -> None:
@@ -136,114 +132,7 @@ class Hooks:
         event.listen(target, "rollback", self.rollback)
         event.listen(target, "begin_twophase", self.begin_twophase)
 
-    # The first net: every statement
-
-    def do_execute(self, cursor: Any, statement: str, parameters: Any, context: Any) -> None:
-        connection = context.root_connection
-        speaks(connection)
-        if BEGINS in connection.__dict__:
-            begin_for_real(connection, statement)
-        compiled = context.compiled
-        name = None
-        if compiled is None or context.is_text or not (context.is_crud or statement.startswith("SELECT")):
-            what = "driver SQL" if compiled is None else "text"
-            self.ends(connection, statement, what)
-            if not getattr(compiled, "ctes", None):
-                follow.ready()
-                name = written(statement)
-        if getattr(compiled, "ctes", None):
-            name, what = written_by_cte(compiled), "DML in a common table expression"
-        if name is not None:
-            self.text(connection, name, what)
-        if context.isinsert or context.isupdate or context.isdelete:
-            if TOKEN not in compiled.binds:
-                self.unstamped(connection, context)
-            elif context.isinsert:
-                # Otherwise the count of an upsert is lost with the cursor.
-                context.execution_options = context.execution_options.union({"preserve_rowcount": True})
-
-    def do_execute_no_params(self, cursor: Any, statement: str, context: Any) -> None:
-        self.do_execute(cursor, statement, None, context)
-
-    def ends(self, connection: Connection, statement: str, what: str) -> None:
-        """Text under a guard: not without the lease, and it must not end the transaction past the checks."""
-        binding = binding_of(connection)
-        guard = None if binding is None else binding.guard(connection)
-        if guard is not None:
-            guard.check()
-            if ends_transaction(statement):
-                raise ConfigurationError(
-                    f"{what} that commits is refused under a guard: use commit() of the session or connection"
-                )
-
-    def unstamped(self, connection: Connection, context: Any) -> None:
-        """A write without the guard's parameters: refused when its table is fenced, or follows one that is."""
-        state = context.compiled.compile_state
-        table = None if state is None else bare(state.dml_table)
-        verb = "insert" if context.isinsert else "update" if context.isupdate else "delete"
-        mode = mode_of(connection)
-        if table is None:
-            fenced, name = True, _in_a_join(state)
-        elif fence_of(table) is not None or follow.follower(table) is not None:
-            fenced, name = fence_of(table) is not None, str(table.fullname)
-        else:
-            fenced, name = True, other_table(state.statement) if context.isupdate else None
-        if name is None:
-            return
-        if not isinstance(mode, Guard):
-            self.unguarded(mode, name, verb)
-        elif fenced:
-            lost = UnverifiableWrite(
-                f"a write to {name!r} reached the database without its guard: it goes to a join of tables, or was "
-                "compiled by hand, or another listener has replaced it",
-                table=name,
-            )
-            mark(connection, mode, name, verb, lost)
-            raise lost
-
-    def text(self, connection: Connection, table: str, what: str) -> None:
-        """What the guard cannot read: refused under a guard; without one it is reported, and let through."""
-        mode = mode_of(connection)
-        if isinstance(mode, Guard):
-            unseen = UnverifiableWrite(
-                f"{what} that writes to {table!r} cannot be guarded: build it with SQLAlchemy's insert(), "
-                "update() or delete(), or say unguarded(session, reason=...)",
-                table=table,
-            )
-            mark(connection, mode, table, what, unseen)
-            raise unseen
-        self.tell_unguarded(table, what, allowed=True, reason="text" if mode is None else mode.reason)
-
-    def unguarded(self, mode: Pass | None, table: str, verb: str) -> None:
-        """A write to a fenced table without a guard."""
-        if mode is not None:
-            self.tell_unguarded(table, verb, allowed=True, reason=mode.reason)
-            return
-        self.tell_unguarded(
-            table, verb, allowed=not self.refuses, reason="refused" if self.refuses else "warn"
-        )
-        if self.refuses:
-            raise UnguardedWrite(
-                f"{verb} of {table!r}, which is fenced, without a guard. Hold a lease and use "
-                "guarded(session, lease); or unguarded(session, reason=...) when it is meant to be so",
-                table=table,
-            )
-
-    def tell_unguarded(self, table: str, verb: str, *, allowed: bool, reason: str) -> None:
-        if WriteUnguarded in self.observers.wanted:
-            self.observers(
-                WriteUnguarded(
-                    namespace="", resource="", table=table, verb=verb, allowed=allowed, reason=reason
-                )
-            )
-
-    def handle_error(self, context: Any) -> None:
-        connection = context.connection
-        binding = None if connection is None else binding_of(connection)
-        if binding is not None:
-            failed(context, binding)
-
-    # The second: statements of guarded connections
+    # Statements of guarded connections
 
     def before_execute(
         self,
@@ -330,14 +219,20 @@ class Hooks:
                 asker, sets = Asker(connection, guard, options), sets_of(multiparams, params)
                 judge(asker, made, sets, result)
                 strayed(asker, made, sets)
-            except FencingError as error:
+            except BaseException as error:
                 result.close()  # rows that nobody will read keep SQLite's lock
-                mark(connection, guard, made.fence.name, made.verb, error)
+                mark(connection, guard, made.fence.name, made.verb, _refusal(error, made.fence))
                 raise
         if WriteAdmitted in guard.observers.wanted:
             guard.tell(WriteAdmitted, table=made.fence.name, verb=made.verb)
 
     # Their transactions
+
+    def handle_error(self, context: Any) -> None:
+        connection = context.connection
+        binding = None if connection is None else binding_of(connection)
+        if binding is not None:
+            failed(context, binding)
 
     def begin(self, connection: Connection) -> None:
         binding = binding_of(connection)
@@ -360,12 +255,13 @@ class Hooks:
             binding.ended(connection)
 
 
-def _in_a_join(state: Any) -> str | None:
-    """A fenced table in the join that is written to (MySQL has such statements), or None."""
-    for table in iterate(state.dml_table) if state is not None else ():
-        if isinstance(table, sa.Table) and fence_of(table) is not None:
-            return str(table.fullname)
-    return None
+def _refusal(error: BaseException, fence: Fence) -> FencingError:
+    """Why the transaction must not be committed: also when nobody could be asked."""
+    if isinstance(error, FencingError):
+        return error
+    return UnverifiableWrite(
+        f"whether a write to {fence.name!r} was admitted could not be found out: {error!r}", table=fence.name
+    )
 
 
 def _around(statement: Any, inner: Any) -> Any:
@@ -375,19 +271,3 @@ def _around(statement: Any, inner: Any) -> Any:
     if (made := plan_of(inner)) is not None:
         outer.__dict__["_fencing_plan"] = made
     return outer
-
-
-def mode_of(connection: Connection) -> Mode:
-    """The guard of the connection, or its way out, or None."""
-    binding = binding_of(connection)
-    return None if binding is None else binding.mode(connection)
-
-
-def mark(connection: Connection, guard: Guard, table: str, verb: str, error: FencingError) -> None:
-    """Tell the observers of a refusal, and that nothing of the transaction may be committed."""
-    binding = binding_of(connection)
-    assert isinstance(binding, Binding)
-    first = binding.rejected.setdefault(connection, error)
-    reason = REASONS.get(type(error))
-    if first is error and reason is not None:
-        guard.tell(WriteRefused, table=table, verb=verb, reason=reason, error=str(error))

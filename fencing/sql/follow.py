@@ -19,10 +19,11 @@ from sqlalchemy.sql.dml import Insert, Update
 
 from fencing.errors import ConfigurationError, UnverifiableWrite
 from fencing.sql.binding import Guard
+from fencing.sql.conflicts import met_by, plain_values
 from fencing.sql.fence import FENCED_NAMES, Fence, fence_of
 from fencing.sql.guard import Params, pins, target_of, value_in
 from fencing.sql.inserts import changes_of, upserts
-from fencing.sql.verdict import MOST, Asker, among, met_by, plain_values, wrong_resource
+from fencing.sql.verdict import MOST, Asker, among, wrong_resource
 
 
 class Parent(NamedTuple):

@@ -8,7 +8,7 @@ bound parameters of fixed names, so compiled statements are the same for every t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import sqlalchemy as sa
 from sqlalchemy.sql import operators
@@ -136,3 +136,10 @@ def refuse_other_tables(statement: Any) -> None:
             f"an UPDATE of several tables, {name!r} among them, cannot be verified: write them one after the other",
             table=name,
         )
+
+
+def unverifiable(fence: Fence, why: str) -> NoReturn:
+    raise UnverifiableWrite(
+        f"this write to {fence.name!r} cannot be verified: {why}. Nothing of the transaction is committed",
+        table=fence.name,
+    )

@@ -15,8 +15,9 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter
 
 from fencing.sql.binding import Guard
+from fencing.sql.conflicts import met_by, sent_rows
 from fencing.sql.fence import Fence
-from fencing.sql.guard import Params, belongs, conjuncts, value_in
+from fencing.sql.guard import Params, belongs, conjuncts, unverifiable, value_in
 from fencing.sql.inserts import changes_of
 from fencing.sql.plan import Plan
 from fencing.sql.resource import Template
@@ -24,9 +25,6 @@ from fencing.sql.verdict import (
     Asker,
     among,
     keyed,
-    met_by,
-    sent_rows,
-    unverifiable,
     wrong_resource,
 )
 
@@ -92,7 +90,7 @@ def _check(
 
 def _insert_within(plan: Plan, template: Template, guard: Guard, sets: Sequence[Params]) -> None:
     fence, statement = plan.fence, plan.statement
-    rows = [{}] if statement.select is not None else sent_rows(plan, sets)
+    rows = [{}] if statement.select is not None else sent_rows(statement, sets)
     for row in rows:
         if any(row.get(column.key) is None for column in template.columns):
             named = ", ".join(column.key for column in template.columns)

@@ -9,25 +9,20 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar, cast, overload
 
 from sqlalchemy import Connection, event
-from sqlalchemy.ext.asyncio import (
-    AsyncConnection,
-    AsyncSession,
-    async_scoped_session,
-    async_sessionmaker,
-)
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fencing.errors import ConfigurationError
-from fencing.sql.binding import Binding, Guard, Holding, Pass, bind, binding_of, spoke
+from fencing.sql.binding import Binding, Guard, Holding, Pass
 from fencing.sql.commit import TWO_PHASE, may_begin
-from fencing.sql.engine import arm, hooks_of, install
+from fencing.sql.engine import hooks_of
+from fencing.sql.targets import HERE, attach, binding_for, connections_of, inner, refuse_stale_reads, sync_of
 from fencing.token import Grant
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Session)
 A = TypeVar("A", bound=AsyncSession)
 
-_HERE = "fencing"
 _LAST = "fencing_last"
 _current: ContextVar[Holding | Grant | None] = ContextVar("fencing_current", default=None)
 
@@ -83,12 +78,12 @@ class Guarded(Generic[T]):
             if isinstance(target, sessionmaker):
                 target = self._opened = target()
         try:
-            self._enter(_sync(target))
+            self._enter(sync_of(target))
         except BaseException:
             if self._opened is not None:
                 self._opened.close()
             raise
-        return cast(T, _inner(target))
+        return cast(T, inner(target))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -102,12 +97,12 @@ class Guarded(Generic[T]):
         if isinstance(target, async_sessionmaker):
             target = self._opened = target()
         try:
-            self._enter(_sync(target))
+            self._enter(sync_of(target))
         except BaseException:
             if self._opened is not None:
                 await self._opened.close()
             raise
-        return cast(T, _inner(target))
+        return cast(T, inner(target))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -121,12 +116,13 @@ class Guarded(Generic[T]):
         guard = self._guard
         if isinstance(session, Session) and session.twophase:
             raise ConfigurationError(TWO_PHASE)
+        _watch()
         watched = isinstance(session, Session) or hooks_of(session.engine) is not None
-        binding = _binding(session)
+        binding = binding_for(session)
         transaction = session.get_transaction()
         around = binding.in_force(transaction)
         if around is None:
-            _fresh(session, transaction, watched)
+            refuse_stale_reads(session, transaction, watched)
         elif around.same_as(guard):
             guard = self._guard = around
         else:
@@ -137,8 +133,8 @@ class Guarded(Generic[T]):
         guard.check()
         self._session, self._binding = session, binding
         binding.stack.append(guard)
-        for connection in _connections(session, transaction):
-            _attach(connection, binding)
+        for connection in connections_of(session, transaction):
+            attach(connection, binding)
             may_begin(connection, binding, guard)
 
     def _leave(self) -> None:
@@ -199,99 +195,17 @@ def unguarded(target: Any, *, reason: str) -> Iterator[None]:
     """
     if not isinstance(reason, str) or not reason.strip():
         raise ConfigurationError("unguarded() wants a reason: it is what stands in the log")
-    session = _sync(target)
-    binding = _binding(session)
-    for connection in _connections(session, session.get_transaction()):
-        _attach(connection, binding)
+    _watch()
+    session = sync_of(target)
+    binding = binding_for(session)
+    for connection in connections_of(session, session.get_transaction()):
+        attach(connection, binding)
     step = Pass(reason)
     binding.stack.append(step)
     try:
         yield
     finally:
         binding.stack.remove(step)
-
-
-def _fresh(session: Session | Connection, transaction: Any, watched: bool) -> None:
-    """Refuse what was read before the lease was held, and forget what was loaded."""
-    if isinstance(session, Connection):
-        if transaction is not None and (spoke(session) or not watched):
-            known = (
-                "" if watched else ", and call install(engine) next to create_engine, so that this is known"
-            )
-            raise ConfigurationError(
-                "this connection's transaction has talked to the database already: what it read was read before "
-                f"the lease was held. Enter guarded() first{known}"
-            )
-        return
-    if transaction is not None and _connections(session, transaction):
-        raise ConfigurationError(
-            "this session's transaction has talked to the database already: what it read was read before the "
-            "lease was held. Enter guarded() before the first query, or commit or roll back first"
-        )
-    loaded = len(session.identity_map)
-    if session.new or (loaded and (session.dirty or session.deleted)):
-        raise ConfigurationError(
-            "this session has pending changes that were made before the lease was held: enter guarded() first"
-        )
-    if loaded:
-        session.expire_all()
-
-
-def _sync(target: Any) -> Session | Connection:
-    """The session or connection behind what was given."""
-    target = _inner(target)
-    if isinstance(target, Session | Connection):
-        return target
-    if isinstance(target, AsyncSession):
-        return target.sync_session
-    if isinstance(target, AsyncConnection):
-        if target.sync_connection is None:
-            raise ConfigurationError("this AsyncConnection is not started: await it first")
-        return target.sync_connection
-    raise ConfigurationError(
-        f"guarded() takes a Session, AsyncSession, Connection, AsyncConnection, scoped_session or sessionmaker, "
-        f"not {target!r}"
-    )
-
-
-def _inner(target: Any) -> Any:
-    if isinstance(target, Session) or not isinstance(target, scoped_session | async_scoped_session):
-        return target
-    return target()
-
-
-def _binding(session: Session | Connection) -> Binding:
-    """The binding of the session, or of the connection that it was made on; made when there is none."""
-    if isinstance(session, Connection):
-        there = binding_of(session)
-        if there is None:
-            there = Binding()
-            _attach(session, there)
-        return there
-    info = session.info
-    kept: Binding | None = info.get(_HERE)
-    if kept is None:
-        _watch()
-        owner = session.bind
-        kept = info[_HERE] = _binding(owner) if isinstance(owner, Connection) else Binding()
-    return kept
-
-
-def _connections(session: Session | Connection, transaction: Any) -> list[Connection]:
-    """The connections that the transaction uses now."""
-    if isinstance(session, Connection):
-        return [session] if transaction is not None else []
-    if transaction is None:
-        return []
-    return list({id(entry[0]): entry[0] for entry in transaction._connections.values()}.values())
-
-
-def _attach(connection: Connection, binding: Binding) -> None:
-    if binding_of(connection) is not binding:
-        if hooks_of(connection.engine) is None:
-            install(connection.engine)
-        bind(connection, binding)
-        arm(connection)
 
 
 # Sessions tell when they begin and commit.
@@ -311,16 +225,16 @@ _watching = False
 
 
 def _after_begin(session: Session, transaction: Any, connection: Connection) -> None:
-    binding: Binding | None = session.info.get(_HERE)
+    binding: Binding | None = session.info.get(HERE)
     guard = None if binding is None else binding.in_force(session.get_transaction())
     if guard is None and isinstance(session, FencedSession):
-        binding = _binding(session)
+        binding = binding_for(session)
         guard = _picked_up(session)
     if binding is None or (guard is None and not binding.stack):
         return
     if guard is not None and session.twophase:
         raise ConfigurationError(TWO_PHASE)
-    _attach(connection, binding)
+    attach(connection, binding)
     may_begin(connection, binding, guard)
 
 
@@ -342,7 +256,7 @@ def _picked_up(session: FencedSession) -> Guard | None:
 
 def _before_commit(session: Session) -> None:
     """Before any of several databases commits: all may, or none does."""
-    binding: Binding | None = session.info.get(_HERE)
+    binding: Binding | None = session.info.get(HERE)
     if binding is None or session.in_nested_transaction():
         return
     for refusal in binding.rejected.values():
@@ -355,21 +269,21 @@ def _before_commit(session: Session) -> None:
 
 def _after_transaction_end(session: Session, transaction: Any) -> None:
     if isinstance(session.bind, Connection) and transaction.parent is None:
-        binding: Binding | None = session.info.get(_HERE)
+        binding: Binding | None = session.info.get(HERE)
         if binding is not None:
             binding.let_go()
 
 
 def _after_soft_rollback(session: Session, transaction: Any) -> None:
     if isinstance(session.bind, Connection) and transaction.parent is None:
-        binding: Binding | None = session.info.get(_HERE)
+        binding: Binding | None = session.info.get(HERE)
         if binding is not None:
             binding.rejected.pop(session.bind, None)
 
 
 def guard_of(session: Session, lease: Holding | Grant | None) -> Holding | Grant:
     """The grant that the session's writes are checked against; the lease's when it is not guarded now."""
-    binding: Binding | None = session.info.get(_HERE)
+    binding: Binding | None = session.info.get(HERE)
     guard = None if binding is None else binding.in_force(session.get_transaction())
     if guard is not None:
         return guard.grant

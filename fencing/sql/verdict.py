@@ -8,19 +8,19 @@ any number of rows, and by failures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Dialect
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from fencing.errors import FencingError, StaleToken, UnverifiableWrite, WrongResource
+from fencing.errors import StaleToken, WrongResource
 from fencing.sql.binding import Guard
+from fencing.sql.conflicts import Keys, conflicting, sent_rows
 from fencing.sql.fence import Fence
-from fencing.sql.guard import HOLDER, TOKEN, Params, refused, value_in
-from fencing.sql.inserts import DO_UPDATE
+from fencing.sql.guard import HOLDER, TOKEN, Params, refused, unverifiable, value_in
 from fencing.sql.plan import Plan
 
 CHUNK = 500
@@ -98,7 +98,7 @@ def judge(asker: Asker, plan: Plan, sets: Sequence[Params], result: Any) -> None
         # MySQL counts an update twice; what is returned in batches is not counted at all.
         counts = not plan.statement._returning and dialect.name not in ("mysql", "mariadb")
         sane = len(sets) == 1 or dialect.supports_sane_multi_rowcount
-        if counts and sane and result.rowcount == len(sent_rows(plan, sets)):
+        if counts and sane and result.rowcount == len(sent_rows(plan.statement, sets)):
             return
     found = refused_row(asker, plan, sets)
     if found is not None:
@@ -110,7 +110,9 @@ def refused_row(asker: Asker, plan: Plan, sets: Sequence[Params]) -> Any:
     if plan.verb == "insert":
         return None
     if plan.verb == "upsert":
-        return _first(asker, plan.fence, _conflicting(plan, sent_rows(plan, sets)))
+        return _first(
+            asker, plan.fence, conflicting(plan.fence, plan.statement, sent_rows(plan.statement, sets))
+        )
     if plan.by_key:
         return _first(asker, plan.fence, keyed(plan, sets))
     query = _matching(plan).where(refused(plan.fence, plan.target))
@@ -151,9 +153,6 @@ def keyed(
     columns = tuple(plan.fence.table.primary_key.columns)
     binds = [plan.pins[column.key] for column in columns]
     yield columns, list(dict.fromkeys(tuple(value_in(bind, each) for bind in binds) for each in sets))
-
-
-Keys = Iterable[tuple[tuple[sa.Column[Any], ...], list[tuple[Any, ...]]]]
 
 
 def _first(asker: Asker, fence: Fence, keys: Keys) -> Any:
@@ -221,95 +220,3 @@ def wrong_resource(
 
 def _shown(identity: tuple[object, ...]) -> str:
     return repr(identity[0]) if len(identity) == 1 else repr(identity)
-
-
-# Upserts
-
-
-def sent_rows(plan: Plan, sets: Sequence[Params]) -> list[Mapping[str, Any]]:
-    """The rows that an upsert sends, by column key, as far as their values are plain."""
-    statement = plan.statement
-    if statement._multi_values:
-        return [plain_values(row, {}) for rows in statement._multi_values for row in rows]
-    fixed = statement._values or {}
-    return [{**each, **plain_values(fixed, each)} for each in sets]
-
-
-def plain_values(row: Mapping[Any, Any], params: Params) -> dict[str, Any]:
-    values = {}
-    for key, value in row.items():
-        if isinstance(value, sa.BindParameter):
-            if value.key in params or not value.required:
-                values[getattr(key, "key", key)] = value_in(value, params)
-        elif not isinstance(value, sa.ClauseElement):
-            values[getattr(key, "key", key)] = value
-    return values
-
-
-def _conflicting(plan: Plan, rows: list[Mapping[str, Any]]) -> Keys:
-    """The unique keys by which the rows sent can have met rows that were there."""
-    fence, conflict = plan.fence, plan.statement._post_values_clause
-    if isinstance(conflict, DO_UPDATE):
-        target = conflict_target(fence.table, conflict)
-        if target is None or not all(column.key in row for column in target for row in rows):
-            unverifiable(fence, "its conflict target is not made of columns whose values are known here")
-        keys = [target]
-    else:
-        keys = [key for key in unique_keys(fence.table) if any(_covers(row, key) for row in rows)]
-    for columns in keys:
-        values = [tuple(row[column.key] for column in columns) for row in rows if _covers(row, columns)]
-        yield columns, list(dict.fromkeys(values))
-
-
-def _covers(row: Mapping[str, Any], columns: Iterable[sa.Column[Any]]) -> bool:
-    return all(column.key in row and row[column.key] is not None for column in columns)
-
-
-def unique_keys(table: sa.Table) -> list[tuple[sa.Column[Any], ...]]:
-    """Every set of columns that the table's definition says is unique."""
-    keys = [
-        tuple(constraint.columns)
-        for constraint in table.constraints
-        if isinstance(constraint, sa.PrimaryKeyConstraint | sa.UniqueConstraint) and len(constraint.columns)
-    ]
-    return keys + [tuple(index.columns) for index in table.indexes if index.unique]
-
-
-def met_by(table: sa.Table, conflict: Any) -> list[tuple[sa.Column[Any], ...]]:
-    """The keys by which an upsert can meet rows that are there; none when that is not known."""
-    if isinstance(conflict, DO_UPDATE):
-        target = conflict_target(table, conflict)
-        return [] if target is None else [target]
-    return unique_keys(table)
-
-
-def conflict_target(table: sa.Table, conflict: Any) -> tuple[sa.Column[Any], ...] | None:
-    if getattr(conflict, "constraint_target", None) is not None:  # SQLite knows no names
-        named: tuple[Any, ...] = (*table.constraints, *table.indexes)
-        for constraint in named:
-            if constraint.name == conflict.constraint_target:
-                return tuple(constraint.columns)
-        if conflict.constraint_target == f"{table.name}_pkey":
-            return tuple(table.primary_key.columns)
-        return None
-    if conflict.inferred_target_elements is None:
-        return None
-    columns = [
-        table.c.get(element if isinstance(element, str) else getattr(element, "key", None) or "")
-        for element in conflict.inferred_target_elements
-    ]
-    return None if any(column is None for column in columns) else tuple(columns)  # type: ignore[arg-type]
-
-
-def unverifiable(fence: Fence, why: str) -> NoReturn:
-    raise UnverifiableWrite(
-        f"this write to {fence.name!r} cannot be verified: {why}. Nothing of the transaction is committed",
-        table=fence.name,
-    )
-
-
-REASONS: dict[type[FencingError], str] = {
-    StaleToken: "stale",
-    WrongResource: "wrong_resource",
-    UnverifiableWrite: "unverifiable",
-}

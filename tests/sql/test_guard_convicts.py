@@ -18,7 +18,7 @@ from sql.scene import Db, FakeLeases, own_database
 from sqlalchemy.orm import Session
 
 import fencing.sql
-from fencing.sql import binding, commit, engine, guard, plan
+from fencing.sql import binding, commit, engine, guard, net, plan
 
 Mutation = Callable[[pytest.MonkeyPatch], None]
 Check = Callable[..., None]
@@ -120,7 +120,7 @@ def trusts_the_lease_of_statements(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_what_was_read_before(patch: pytest.MonkeyPatch) -> None:
-    replace(patch, "_fresh", nothing)
+    replace(patch, "refuse_stale_reads", nothing)
 
 
 def keeps_what_was_loaded_before(patch: pytest.MonkeyPatch) -> None:
@@ -144,15 +144,15 @@ def accepts_two_phases(patch: pytest.MonkeyPatch) -> None:
 
 
 def has_no_net(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(engine.Hooks, "unstamped", nothing)
+    patch.setattr(net.Net, "unstamped", nothing)
 
 
 def lets_unguarded_writes_through(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(engine.Hooks, "unguarded", nothing)
+    patch.setattr(net.Net, "unguarded", nothing)
 
 
 def tells_nobody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(engine.Hooks, "tell_unguarded", nothing)
+    patch.setattr(net.Net, "tell_unguarded", nothing)
 
 
 def does_not_read_text(patch: pytest.MonkeyPatch) -> None:
