@@ -44,7 +44,7 @@ class Versioned(Base):
     name: orm.Mapped[str]
     value: orm.Mapped[int]
     version: orm.Mapped[int] = orm.mapped_column(nullable=False)
-    __mapper_args__ = {"version_id_col": version}
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
 
 
 def run() -> None:
@@ -182,5 +182,9 @@ async def asynchronous(server: PostgresServer, lease: Lease) -> None:
         }
         for call in variants.values():
             await call()
-        costs(f"asyncpg, {count} dirty row{'s' if count > 1 else ''}: flush and commit", await compare_async(variants, cycles), "plain")
+        costs(
+            f"asyncpg, {count} dirty row{'s' if count > 1 else ''}: flush and commit",
+            await compare_async(variants, cycles),
+            "plain",
+        )
     await engine.dispose()
