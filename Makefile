@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+OLDER ?= .venv-sqlalchemy20
 WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint types layers tests bench clean
+.PHONY: help env demo test lint types layers tests older bench clean
 
 help:  ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -28,7 +29,7 @@ $(VENV)/.demo-ready: pyproject.toml
 demo: $(VENV)/.demo-ready  ## the story on this machine: a frozen worker wakes up and is refused
 	@$(BIN)/python -m fencing.demo
 
-test: lint types layers tests  ## all checks and all tests
+test: lint types layers tests older  ## all checks and all tests
 
 lint: env
 	$(BIN)/ruff check .
@@ -43,8 +44,18 @@ layers: env
 tests: env
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
+$(OLDER)/.ready: pyproject.toml
+	@echo "Making $(OLDER), the same with SQLAlchemy 2.0, once: about a minute ..."
+	@test -x $(OLDER)/bin/python || $(PYTHON) -m venv $(OLDER)
+	@$(OLDER)/bin/python -m pip install -qq --upgrade "pip>=25.1"
+	@$(OLDER)/bin/python -m pip install -qq --editable . --group dev "sqlalchemy[asyncio]<2.1"
+	@touch $@
+
+older: $(OLDER)/.ready
+	$(OLDER)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/sql
+
 bench: env  ## the benchmarks (tables in benchmarks/RESULTS.md)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(OLDER) build dist *.egg-info
