@@ -1,5 +1,6 @@
 """The SQL half: SQLAlchemy writes that a stale holder cannot make."""
 
+from fencing.sql.binding import Holding
 from fencing.sql.engine import install
 from fencing.sql.fence import Fenced, fence, fence_columns
 from fencing.sql.repository import GuardedRepository, Written
@@ -11,6 +12,7 @@ __all__ = [
     "Fenced",
     "FencedSession",
     "GuardedRepository",
+    "Holding",
     "Written",
     "fence",
     "fence_columns",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from sqlalchemy import Connection
@@ -159,6 +160,9 @@ class Binding:
         self._lingering.pop(connection, None)
         self.rejected.pop(connection, None)
 
+
+current: ContextVar[Holding | Grant | None] = ContextVar("fencing_current", default=None)
+"""The lease that sessions which look for one are guarded by, in this thread or task."""
 
 _HERE = "_fencing_binding"
 _SPOKE = "_fencing_spoke"

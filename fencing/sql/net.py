@@ -15,7 +15,7 @@ from sqlalchemy.sql.visitors import iterate
 from fencing.errors import ConfigurationError, UnguardedWrite, UnverifiableWrite
 from fencing.events import LoggingObserver, Observers, WriteUnguarded
 from fencing.sql import follow
-from fencing.sql.binding import Guard, Pass, binding_of, mark, mode_of, speaks
+from fencing.sql.binding import Guard, Pass, binding_of, current, mark, mode_of, speaks
 from fencing.sql.commit import BEGINS, begin_for_real
 from fencing.sql.fence import fence_of
 from fencing.sql.guard import TOKEN, bare, other_table
@@ -115,8 +115,8 @@ class Net:
         )
         if self.refuses:
             raise UnguardedWrite(
-                f"{verb} of {table!r}, which is fenced, without a guard. Hold a lease and use "
-                "guarded(session, lease); or unguarded(session, reason=...) when it is meant to be so",
+                f"{verb} of {table!r}, which is fenced, without a guard. {_advice()}; or use "
+                "unguarded(session, reason=...) when it is meant to be so",
                 table=table,
             )
 
@@ -127,6 +127,16 @@ class Net:
                     namespace="", resource="", table=table, verb=verb, allowed=allowed, reason=reason
                 )
             )
+
+
+def _advice() -> str:
+    lease = current.get()
+    if lease is None:
+        return "Hold a lease and use guarded(session, lease)"
+    return (
+        f"A lease on {lease.resource!r} is in use here, but this is no FencedSession, or its transaction began "
+        "before using(): use guarded(session, lease)"
+    )
 
 
 def _in_a_join(state: Any) -> str | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import sqlalchemy as sa
@@ -26,7 +26,10 @@ Outcome = Literal["claimed", "updated", "deleted", "written", "missing"]
 
 
 class Written(NamedTuple):
-    """What became of one row. ``written``: inserted or updated, the database does not say which."""
+    """What became of one row, by its primary key (after an upsert by another key: by that key).
+
+    ``written``: inserted or updated, the database does not say which.
+    """
 
     identity: tuple[object, ...]
     outcome: Outcome
@@ -36,8 +39,9 @@ class GuardedRepository(Generic[M]):
     """Reads and writes of one model under a lease. Subclass it and add your own methods.
 
     Rows are named by their primary key: a value, or a tuple for a composite one. Without `lease` the session must
-    be guarded already. The session is yours: you commit it. Every method may raise what a guarded write raises
-    (`StaleToken`, `WrongResource`, `LeaseLost`); those for one row raise `RowMissing` when it is not there, those for
+    be guarded already. The session is yours: you commit it, and what you change on its objects by yourself is
+    guarded until that commit, no longer. Every method may raise what a guarded write raises (`StaleToken`,
+    `WrongResource`, `LeaseLost`); those for one row raise `RowMissing` when it is not there, those for
     many say so in their answer.
 
     Example::
@@ -54,14 +58,17 @@ class GuardedRepository(Generic[M]):
         self._mapper: Mapper[M] = inspect(model)
         self._fence = _fence(self._mapper)
 
-    @contextmanager
-    def guarding(self) -> Iterator[Session]:
-        """The session, guarded: for methods of your own."""
-        if self.lease is None:
-            yield self.session
-        else:
-            with guarded(self.session, self.lease) as session:
-                yield session
+    def guarding(self) -> AbstractContextManager[Session]:
+        """The session, guarded: for methods of your own.
+
+        Example::
+
+            class Invoices(GuardedRepository[Invoice]):
+                def close_all(self, customer: int) -> None:
+                    with self.guarding() as session:
+                        session.execute(update(Invoice).where(Invoice.customer == customer).values(state="closed"))
+        """
+        return nullcontext(self.session) if self.lease is None else guarded(self.session, self.lease)
 
     def get(self, identity: object) -> M | None:
         """The row, read while the lease is held, or None."""
@@ -81,7 +88,10 @@ class GuardedRepository(Generic[M]):
         return rows
 
     def save(self, entity: M) -> M:
-        """Write the present state of an object, new, loaded here or detached; the one in this session."""
+        """Write the present state of an object, whether it is new, loaded or detached.
+
+        Returns the object that belongs to this session, which for a detached one is another.
+        """
         return self.save_many([entity])[0]
 
     def save_many(self, entities: Iterable[M]) -> list[M]:
@@ -104,27 +114,43 @@ class GuardedRepository(Generic[M]):
             return self._told(session, keys, "claimed", known=counted == len(keys))
 
     def update(self, identity: object, **values: Any) -> Written:
-        """Set attributes of one row, without reading it first."""
-        key = dict(zip(self._key_names, self._key(identity), strict=True))
-        return self._one(self.update_many([{**values, **key}]))
+        """Set attributes of one row, without reading it first. Values may be SQL expressions."""
+        key = self._key(identity)
+        self._known(values)
+        with self.guarding() as session:
+            if len(self._mapper.tables) > 1 or not values:
+                return self._one(self._bulk(session, [self._row(key, values)], [key]))
+            same = (column == value for column, value in zip(self._mapper.primary_key, key, strict=True))
+            result: Any = session.execute(sa.update(self.model).where(*same).values(values))
+            return self._one([Written(key, "updated" if result.rowcount else "missing")])
 
     def update_many(self, rows: Iterable[Mapping[str, Any]]) -> list[Written]:
-        """Set attributes of several rows; each mapping names its primary key too."""
+        """Set attributes of several rows; each mapping names its primary key too. Values are plain."""
         given = [dict(row) for row in rows]
         keys = [self._key_in(row) for row in given]
+        for row in given:
+            self._known(
+                {name: value for name, value in row.items() if name not in self._key_names}, plain=True
+            )
         if not given:
             return []
         with self.guarding() as session:
-            try:
-                session.execute(sa.update(self.model), given)
-            except StaleDataError:  # the ORM's word for a row that is not there
-                there = self._there(session, keys)
-                found = [row for row, key in zip(given, keys, strict=True) if key in there]
-                if found:
-                    session.execute(sa.update(self.model), found)
-                return [Written(key, "updated" if key in there else "missing") for key in keys]
-            many = len(keys) == 1 or self._connection(session).dialect.supports_sane_multi_rowcount
-            return self._told(session, keys, "updated", known=many)
+            return self._bulk(session, given, keys)
+
+    def _bulk(
+        self, session: Session, given: list[dict[str, Any]], keys: list[tuple[Any, ...]]
+    ) -> list[Written]:
+        """The ORM's update by primary key, and what became of each row."""
+        try:
+            session.execute(sa.update(self.model), given)
+        except StaleDataError:  # the ORM's word for a row that is not there
+            there = self._there(session, keys)
+            found = [row for row, key in zip(given, keys, strict=True) if key in there]
+            if found:
+                session.execute(sa.update(self.model), found)
+            return [Written(key, "updated" if key in there else "missing") for key in keys]
+        counted = len(keys) == 1 or self._connection(session).dialect.supports_sane_multi_rowcount
+        return self._told(session, keys, "updated", known=counted)
 
     def upsert(self, values: Mapping[str, Any], *, key: Sequence[str] | None = None) -> Written:
         """Insert a row, or update the one that has the same key (the primary key, when none is named)."""
@@ -140,6 +166,10 @@ class GuardedRepository(Generic[M]):
         names = list(self._key_names if key is None else key)
         if any(set(row) != set(given[0]) for row in given):
             raise ConfigurationError("rows that are upserted together give the same columns each")
+        for row in given:
+            self._known(
+                {name: value for name, value in row.items() if name not in self._key_names}, plain=True
+            )
         if missing := [name for name in names if name not in given[0]]:
             raise ConfigurationError(f"an upsert gives its key: {', '.join(missing)} is missing")
         with self.guarding() as session:
@@ -176,12 +206,33 @@ class GuardedRepository(Generic[M]):
 
     def _key(self, identity: object) -> tuple[Any, ...]:
         key = tuple(identity) if isinstance(identity, tuple | list) else (identity,)
-        if len(key) != len(self._mapper.primary_key):
+        if len(key) != len(self._mapper.primary_key) or any(
+            value is None or isinstance(value, self.model) for value in key
+        ):
             raise ConfigurationError(
                 f"{self.model.__name__} has a key of {len(self._mapper.primary_key)} values "
                 f"({', '.join(self._key_names)}), not {identity!r}"
             )
         return key
+
+    def _row(self, key: tuple[Any, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+        self._known(values, plain=True)
+        return {**values, **dict(zip(self._key_names, key, strict=True))}
+
+    def _known(self, values: Mapping[str, Any], *, plain: bool = False) -> None:
+        """Refuse what SQLAlchemy would leave out without a word."""
+        for name, value in values.items():
+            if name in self._key_names:
+                raise ConfigurationError(
+                    f"{name!r} is the primary key of {self.model.__name__}: it is not set"
+                )
+            if name not in self._mapper.column_attrs:
+                raise ConfigurationError(f"{self.model.__name__} has no column attribute {name!r}")
+            if plain and isinstance(value, sa.ClauseElement):
+                raise ConfigurationError(
+                    f"{name!r} is a SQL expression, which a batch cannot take: update rows one by one, or write the "
+                    "statement yourself inside guarding()"
+                )
 
     def _key_in(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
         try:

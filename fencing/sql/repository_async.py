@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from fencing.sql.binding import Holding
 from fencing.sql.repository import GuardedRepository, Written
+from fencing.sql.session import Guarded, guarded
 from fencing.token import Grant
 
 M = TypeVar("M")
@@ -33,11 +34,12 @@ class AsyncGuardedRepository(Generic[M]):
         self.lease = lease
         self._sync = GuardedRepository(model, session.sync_session, lease)
 
-    @contextmanager
-    def guarding(self) -> Iterator[AsyncSession]:
-        """The session, guarded: for methods of your own."""
-        with self._sync.guarding():
-            yield self.session
+    def guarding(self) -> Guarded[AsyncSession] | nullcontext[AsyncSession]:
+        """The session, guarded: for methods of your own.
+
+        Enter it by `with` or `async with`.
+        """
+        return nullcontext(self.session) if self.lease is None else guarded(self.session, self.lease)
 
     async def get(self, identity: object) -> M | None:
         """The row, read while the lease is held, or None."""
@@ -52,7 +54,7 @@ class AsyncGuardedRepository(Generic[M]):
         return await self.session.run_sync(lambda _: self._sync.add_many(entities))
 
     async def save(self, entity: M) -> M:
-        """Write the present state of an object, new, loaded here or detached; the one in this session."""
+        """Write the present state of an object, whether it is new, loaded or detached."""
         return await self.session.run_sync(lambda _: self._sync.save(entity))
 
     async def save_many(self, entities: Iterable[M]) -> list[M]:
@@ -68,11 +70,11 @@ class AsyncGuardedRepository(Generic[M]):
         return await self.session.run_sync(lambda _: self._sync.claim_many(identities))
 
     async def update(self, identity: object, **values: Any) -> Written:
-        """Set attributes of one row, without reading it first."""
+        """Set attributes of one row, without reading it first. Values may be SQL expressions."""
         return await self.session.run_sync(lambda _: self._sync.update(identity, **values))
 
     async def update_many(self, rows: Iterable[Mapping[str, Any]]) -> list[Written]:
-        """Set attributes of several rows; each mapping names its primary key too."""
+        """Set attributes of several rows; each mapping names its primary key too. Values are plain."""
         return await self.session.run_sync(lambda _: self._sync.update_many(rows))
 
     async def upsert(self, values: Mapping[str, Any], *, key: Sequence[str] | None = None) -> Written:

@@ -41,12 +41,10 @@ def within(plan: Plan, guard: Guard, sets: Sequence[Params]) -> tuple[Any, dict[
         _stays_within(plan, template, guard, sets)
     if all(column.key in plan.pins for column in template.columns):
         for each in sets:
-            _check(
-                plan.fence,
-                guard,
-                template,
-                {c.key: value_in(plan.pins[c.key], each) for c in template.columns},
-            )
+            pinned = {key: value_in(bind, each) for key, bind in plan.pins.items()}
+            keys = plan.fence.table.primary_key.columns
+            identity = tuple(pinned[column.key] for column in keys) if plan.by_key else None
+            _check(plan.fence, guard, template, pinned, identity)
         return plan.statement, {}
     if (listed := _listed(plan, template)) is not None:
         for value in listed:
@@ -99,13 +97,19 @@ def _insert_within(plan: Plan, template: Template, guard: Guard, sets: Sequence[
                 guard,
                 f"the resource of a new row of {fence.name!r} is not known before it is there: give {named}",
             )
-        _check(fence, guard, template, row)
+        identity = tuple(row.get(column.key) for column in fence.table.primary_key.columns)
+        _check(fence, guard, template, row, None if None in identity else identity)
     if plan.verb != "upsert":
         return
     conflict = statement._post_values_clause
     keys = met_by(fence.table, conflict)
     if not keys or not all(set(template.columns) <= set(key) for key in keys):
-        unverifiable(fence, f"it may meet a row of another resource than {template.text!r} says")
+        named = ", ".join(column.key for column in template.columns)
+        unverifiable(
+            fence,
+            f"an upsert may meet a row that belongs to another resource than the one it sends ({template.text!r}). "
+            f"Make {named} part of its conflict target, or read first and then insert or update",
+        )
     moved = {str(getattr(key, "key", key)) for key in changes_of(conflict)} & {
         column.key for column in template.columns
     }

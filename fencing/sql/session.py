@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast, overload
 
 from sqlalchemy import Connection, event
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fencing.errors import ConfigurationError
-from fencing.sql.binding import Binding, Guard, Holding, Pass
+from fencing.sql.binding import Binding, Guard, Holding, Pass, current
 from fencing.sql.commit import TWO_PHASE, may_begin
 from fencing.sql.engine import hooks_of
 from fencing.sql.targets import HERE, attach, binding_for, connections_of, inner, refuse_stale_reads, sync_of
 from fencing.token import Grant
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Session | AsyncSession | Connection | AsyncConnection)
 S = TypeVar("S", bound=Session)
 A = TypeVar("A", bound=AsyncSession)
 
 _LAST = "fencing_last"
-_current: ContextVar[Holding | Grant | None] = ContextVar("fencing_current", default=None)
 
 
 class FencedSession(Session):
@@ -53,11 +51,11 @@ def using(lease: Holding | Grant) -> Iterator[None]:
     """
     Guard(lease)  # says at once when it is no lease
     _watch()
-    token = _current.set(lease)
+    token = current.set(lease)
     try:
         yield
     finally:
-        _current.reset(token)
+        current.reset(token)
 
 
 class Guarded(Generic[T]):
@@ -170,7 +168,8 @@ def guarded(target: Any, lease: Holding | Grant) -> Guarded[Any]:
     asked for a session, which is closed at the end. On entry it refuses a session that has pending changes or whose
     transaction has talked to the database, and expires what was loaded: that was read before the lease was held,
     and no token can see it. The same lease again does nothing; another one is a `ConfigurationError` (use
-    `acquire_all`). AUTOCOMMIT and two-phase commit are refused.
+    `acquire_all`). AUTOCOMMIT and two-phase commit are refused. An engine that lacks the guard gets it (`install`),
+    but call that yourself next to `create_engine`: until somebody does, nothing is refused on it.
 
     Example::
 
@@ -240,7 +239,7 @@ def _after_begin(session: Session, transaction: Any, connection: Connection) -> 
 
 def _picked_up(session: FencedSession) -> Guard | None:
     """The guard for a transaction that begins now, by the lease of this context if there is one."""
-    lease = _current.get()
+    lease = current.get()
     guard = None if lease is None else Guard(lease)
     before, session.info[_LAST] = session.info.get(_LAST), guard
     if guard is None or (before is not None and before.same_as(guard)) or not session.identity_map:

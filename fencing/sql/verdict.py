@@ -192,8 +192,8 @@ def stale(fence: Fence, guard: Guard, row: Any, *, note: str = "") -> StaleToken
     newest = "the same token, of another holder" if same else f"token {token}"
     return StaleToken(
         f"{fence.name} {_shown(identity)} was not written with token {grant.token}: it has been written with "
-        f"{newest} ({holder}). Somebody else holds {grant.resource!r} now, or held it since: drop this work"
-        + note,
+        f"{newest} ({holder}). Somebody else holds {grant.resource!r} of {grant.namespace!r} now, or held it since "
+        "(peek() tells): drop this work" + note,
         resource=grant.resource,
         token=grant.token,
         holder=grant.holder,

@@ -284,8 +284,9 @@ def test_several_resources_are_written_at_once_and_others_are_not(engine: sa.Eng
             lambda: invoices.upsert({"id": 3, "state": "x"}),
             lambda: invoices.add(Invoice(id=3, state="x")),
         ):
-            with pytest.raises(WrongResource):
+            with pytest.raises(WrongResource) as wrong:
                 work()
+            assert wrong.value.identity == (3,)
             session.rollback()
 
 
@@ -313,6 +314,29 @@ def test_calls_that_are_wrong_say_so(engine: sa.Engine) -> None:
             invoices.upsert({"state": "x"})
         with pytest.raises(ConfigurationError, match="the same columns"):
             invoices.upsert_many([{"id": 1, "state": "x"}, {"id": 2}])
+        for wrong in (
+            lambda: invoices.update(1, stat="typo"),
+            lambda: invoices.update_many([{"id": 1, "stat": "typo"}]),
+            lambda: invoices.upsert({"id": 1, "stat": "typo"}),
+        ):
+            with pytest.raises(ConfigurationError, match="no column attribute 'stat'"):
+                wrong()
+        with pytest.raises(ConfigurationError, match="is the primary key"):
+            invoices.update(1, id=2)
+        with pytest.raises(ConfigurationError, match="a SQL expression"):
+            invoices.update_many([{"id": 1, "state": sa.func.upper(Invoice.state)}])
+        for identity in (None, Invoice(id=1)):
+            with pytest.raises(ConfigurationError, match="a key of 1 values"):
+                invoices.update(identity, state="x")
+
+
+def test_one_row_is_updated_by_an_expression(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        invoices = Invoices(session, on("invoice:1"))
+        invoices.add(Invoice(id=1, state="open"))
+        assert invoices.update(1, state=sa.func.upper(Invoice.state)).outcome == "updated"
+        session.commit()
+        assert session.get_one(Invoice, 1).state == "OPEN"
 
 
 def test_async_twin_does_the_same(tmp_path: Path) -> None:
@@ -339,6 +363,8 @@ def test_async_twin_does_the_same(tmp_path: Path) -> None:
             await invoices.save(found)
             await invoices.save_many([found])
             with invoices.guarding() as same:
+                assert same is session
+            async with invoices.guarding() as same:
                 assert same is session
             assert (await invoices.delete(1)).outcome == "deleted"
             assert len(await invoices.delete_many([2])) == 1

@@ -99,6 +99,7 @@ def test_what_the_sql_half_exports_is_this() -> None:
         "Fenced",
         "FencedSession",
         "GuardedRepository",
+        "Holding",
         "Written",
         "fence",
         "fence_columns",
