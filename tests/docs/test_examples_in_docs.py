@@ -50,13 +50,11 @@ def test_tutorial_runs_from_its_first_block_to_its_last(redis_url: str, database
     assert said.count("this replica works") == 1
 
 
-def test_howto_for_the_web_and_tasks_runs(redis_url: str, database_url: str) -> None:
-    source = "\n".join(python_blocks("docs/howto/web-and-tasks.md"))
-    said = run(
-        on_these_servers(source.replace("leases.close()\n", ""), redis_url, database_url)
-        + "settle_task(7)\nleases.close()\n"
-    )
-    assert said == ""
+@pytest.mark.parametrize("page", ["web-and-tasks", "parents-and-children"])
+def test_howto_runs_from_its_first_block_to_its_last(page: str, redis_url: str, database_url: str) -> None:
+    source = "\n".join(python_blocks(f"docs/howto/{page}.md"))
+    said = run(on_these_servers(source, redis_url, database_url))
+    assert said == ("" if page == "web-and-tasks" else "refused: family_invoice (7,)\n")
 
 
 def test_links_between_pages_lead_somewhere() -> None:
