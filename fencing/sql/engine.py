@@ -27,7 +27,7 @@ from fencing.sql.commit import TWO_PHASE, failed, may_begin, may_commit
 from fencing.sql.fence import Fence, fence_of
 from fencing.sql.guard import Params, bare, refuse_other_tables, sets_of, target_of
 from fencing.sql.net import Net
-from fencing.sql.plan import plan, plan_of
+from fencing.sql.plan import kept_plan, plan, plan_of
 from fencing.sql.scope import strayed, within
 from fencing.sql.verdict import Asker, bound, judge, proven, settled
 
@@ -87,21 +87,28 @@ def arm(connection: Connection) -> None:
     """Let the connection's statements and commits pass through the guard from now on."""
     if _ARMED in connection.__dict__:
         return
-    connection.__dict__[_ARMED] = "by itself"
     engine = connection.engine
-    hooks = hooks_of(engine)
-    assert hooks is not None
-    if connection._has_events or engine._has_events:  # somebody listens already, and goes on listening
-        hooks.listen_to(connection)
-        return
     listeners = engine.__dict__.get(_LISTENERS)
+    if connection._has_events or engine._has_events:  # somebody listens already, and goes on listening
+        connection.__dict__[_ARMED] = "by itself"
+        _hooks_for(engine).listen_to(connection)
+        return
     if listeners is None:
         apart = Engine(engine.pool, engine.dialect, engine.url)  # a stand-in that nobody connects with
-        hooks.listen_to(apart)
+        _hooks_for(engine).listen_to(apart)
         listeners = engine.__dict__[_LISTENERS] = apart.dispatch
     connection.dispatch = listeners
     connection._has_events = 1  # type: ignore[assignment]  # until somebody listens to it, who says True
     connection.__dict__[_ARMED] = "shared"
+
+
+def _hooks_for(engine: Engine) -> Hooks:
+    """The hooks of the engine, installed if somebody forgot to."""
+    if hooks_of(engine) is None:
+        install(engine)
+    hooks = hooks_of(engine)
+    assert hooks is not None
+    return hooks
 
 
 def _unshare(connection: Connection) -> None:
@@ -152,6 +159,11 @@ class Hooks:
             return statement, multiparams, params
         if statement.__visit_name__ == "lambda_element":
             statement = statement._resolved._annotate(statement._annotations)
+        known = kept_plan(statement)
+        if known is not None and known.plain:
+            return self.with_params(
+                known.statement, bound(guard, known.fence), known.fence, multiparams, params
+            )
         if isinstance(statement, FromStatement):  # rows that a write returns, read as objects
             inner, multiparams, params = self.before_execute(
                 connection, statement.element, multiparams, params, options
@@ -192,13 +204,18 @@ class Hooks:
             extra.update(scope)
         if made.looks_at_itself and not made.by_key:
             final = settled(Asker(connection, guard, options), made, sets_of(multiparams, params))
-        # What they say of the fence does not count.
+        return self.with_params(final, extra, fence, multiparams, params)
+
+    def with_params(
+        self, statement: Any, extra: Params, fence: Fence, multiparams: Sequence[Params], params: Params
+    ) -> tuple[Any, Any, Any]:
+        """The statement with the guard's parameters; what the others say of the fence does not count."""
         sets, own = sets_of(multiparams, params), fence.keys
         if own[0] in sets[0] or own[1] in sets[0]:
             sets = [{key: each[key] for key in each if key not in own} for each in sets]
         if multiparams:
-            return final, [{**each, **extra} for each in sets], params
-        return final, multiparams, {**sets[0], **extra}
+            return statement, [{**each, **extra} for each in sets], params
+        return statement, multiparams, {**sets[0], **extra}
 
     def after_execute(
         self,

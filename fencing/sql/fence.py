@@ -79,6 +79,7 @@ def fence(
         table.c[name].info[_MARK] = part
     table.__dict__.pop(_HERE, None)
     fence_of(table)
+    DECLARED.append(str(table.fullname))
     return table
 
 
@@ -173,6 +174,9 @@ def _has_a_fence(mapper: Mapper[Any], cls: type) -> None:
 
 FENCED_NAMES: dict[str, str] = {}
 """Names of fenced tables, in lower case and without schema, for SQL that is only text."""
+
+DECLARED: list[str] = []
+"""Tables that were declared fenced by hand, in order: what was known of them before is known no more."""
 
 _HERE = "_fencing_fence"
 

@@ -17,9 +17,11 @@ from fencing.events import LoggingObserver, Observers, WriteUnguarded
 from fencing.sql import follow
 from fencing.sql.binding import Guard, Pass, binding_of, current, mark, mode_of, speaks
 from fencing.sql.commit import BEGINS, begin_for_real
-from fencing.sql.fence import fence_of
+from fencing.sql.fence import DECLARED, fence_of
 from fencing.sql.guard import TOKEN, bare, other_table
 from fencing.sql.raw import ends_transaction, written, written_by_cte
+
+_WRITES = "_fencing_writes"
 
 
 class Net:
@@ -69,18 +71,16 @@ class Net:
 
     def unstamped(self, connection: Connection, context: Any) -> None:
         """A write without the guard's parameters: refused when its table is fenced, or follows one that is."""
-        state = context.compiled.compile_state
-        table = None if state is None else bare(state.dml_table)
-        verb = "insert" if context.isinsert else "update" if context.isupdate else "delete"
-        mode = mode_of(connection)
-        if table is None:
-            fenced, name = True, _in_a_join(state)
-        elif fence_of(table) is not None or follow.follower(table) is not None:
-            fenced, name = fence_of(table) is not None, str(table.fullname)
-        else:
-            fenced, name = True, other_table(state.statement) if context.isupdate else None
+        kept = context.compiled.__dict__
+        followers, declared, fenced, name = kept.get(_WRITES, (None, 0, False, None))
+        # Not looked at yet; or mappers have been configured since, or tables declared.
+        if followers is not follow.ready() or declared != len(DECLARED):
+            fenced, name = _written(context)
+            kept[_WRITES] = follow.ready(), len(DECLARED), fenced, name
         if name is None:
             return
+        verb = "insert" if context.isinsert else "update" if context.isupdate else "delete"
+        mode = mode_of(connection)
         if not isinstance(mode, Guard):
             self.unguarded(mode, name, verb)
         elif fenced:
@@ -127,6 +127,17 @@ class Net:
                     namespace="", resource="", table=table, verb=verb, allowed=allowed, reason=reason
                 )
             )
+
+
+def _written(context: Any) -> tuple[bool, str | None]:
+    """The table that a statement writes to, if it is fenced (True) or follows one that is (False)."""
+    state = context.compiled.compile_state
+    table = None if state is None else bare(state.dml_table)
+    if table is None:
+        return True, _in_a_join(state)
+    if fence_of(table) is not None or follow.follower(table) is not None:
+        return fence_of(table) is not None, str(table.fullname)
+    return True, other_table(state.statement) if context.isupdate else None
 
 
 def _advice() -> str:

@@ -38,6 +38,11 @@ class Plan(NamedTuple):
     settled: bool = False
     """The rows were looked at, and locked, before it was sent."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether there is nothing to look at before it is sent but its two parameters."""
+        return self.fence.resource is None and (self.by_key or not self.looks_at_itself)
+
 
 class Entity(NamedTuple):
     """The ORM's part in a criteria statement: what else it restricts."""
@@ -48,6 +53,7 @@ class Entity(NamedTuple):
     options: tuple[Any, ...]
 
 
+_KEPT = (Update, Delete, Insert)
 _PLANS: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
 
 
@@ -57,16 +63,18 @@ def plan(statement: Any, fence: Fence) -> Plan:
     Kept with the statement object: the unit of work uses the same one at each flush, and so its cache key is
     made once. Only of exact classes, because annotated statements compare equal when they are not.
     """
-    plain = type(statement) in (Update, Delete, Insert)
-    if plain:
-        known = _PLANS.get(statement)
-        if known is not None:
-            return known
-    made = _plan(statement, fence)
-    made.statement.__dict__["_fencing_plan"] = made
-    if plain:
-        _PLANS[statement] = made
+    made = kept_plan(statement)
+    if made is None:
+        made = _plan(statement, fence)
+        made.statement.__dict__["_fencing_plan"] = made
+        if type(statement) in _KEPT:
+            _PLANS[statement] = made
     return made
+
+
+def kept_plan(statement: Any) -> Plan | None:
+    """The plan of a statement that was planned before, if it is still there."""
+    return _PLANS.get(statement) if type(statement) in _KEPT else None
 
 
 def plan_of(statement: Any) -> Plan | None:

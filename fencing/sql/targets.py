@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from fencing.errors import ConfigurationError
 from fencing.sql.binding import Binding, bind, binding_of, spoke
-from fencing.sql.engine import arm, hooks_of, install
+from fencing.sql.engine import arm
 
 HERE = "fencing"
 """Where a session keeps its binding, in its `info`."""
@@ -92,7 +92,5 @@ def connections_of(session: Session | Connection, transaction: Any) -> list[Conn
 
 def attach(connection: Connection, binding: Binding) -> None:
     if binding_of(connection) is not binding:
-        if hooks_of(connection.engine) is None:
-            install(connection.engine)
         bind(connection, binding)
         arm(connection)

@@ -60,7 +60,7 @@ from fencing import (
     UnverifiableWrite,
 )
 from fencing.events import CommitUnknown, WriteAdmitted, WriteRefused
-from fencing.sql import FencedSession, guarded, install, unguarded, using
+from fencing.sql import FencedSession, fence, guarded, install, unguarded, using
 
 INVOICE = Invoice.__table__
 PAY = sa.update(INVOICE).where(INVOICE.c.id == 1).values(state="paid")
@@ -2251,3 +2251,21 @@ def test_the_fence_is_there_when_asked_for(db: Db) -> None:
         session.commit()
         found = session.scalars(sa.select(Invoice).options(undefer(Invoice.fence_token))).one()
         assert (found.fence_token, found.fence_holder.hex) == (OLD.token, OLD.holder)
+
+
+def test_a_table_that_is_declared_fenced_late_is_fenced_from_then_on(lite: Db) -> None:
+    table = sa.Table("late", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), *bare_columns())
+    with lite.engine.begin() as connection:
+        table.create(connection)
+        connection.execute(sa.insert(table), {"id": 1})
+    fence(table)
+    with lite.engine.begin() as connection, pytest.raises(UnguardedWrite):
+        connection.execute(sa.insert(table), {"id": 2})
+
+
+def bare_columns() -> list[sa.Column[Any]]:
+    """The columns of a fence, before anybody says that they are one."""
+    return [
+        sa.Column("fence_token", sa.BigInteger, nullable=False, server_default="0"),
+        sa.Column("fence_holder", sa.Uuid, nullable=False, server_default="0" * 32),
+    ]
