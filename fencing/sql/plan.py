@@ -79,7 +79,10 @@ def kept_plan(statement: Any) -> Plan | None:
 
 def plan_of(statement: Any) -> Plan | None:
     """The plan of a guarded statement, also when another listener has derived a new one from it."""
-    found: Plan | None = getattr(statement, "__dict__", {}).get("_fencing_plan")
+    try:
+        found: Plan | None = statement.__dict__.get("_fencing_plan")
+    except AttributeError:
+        return None
     return found
 
 

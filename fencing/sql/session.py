@@ -23,6 +23,7 @@ S = TypeVar("S", bound=Session)
 A = TypeVar("A", bound=AsyncSession)
 
 _LAST = "fencing_last"
+_GUEST = "fencing_guest"
 
 
 class FencedSession(Session):
@@ -117,6 +118,7 @@ class Guarded(Generic[T]):
         _watch()
         watched = isinstance(session, Session) or hooks_of(session.engine) is not None
         binding = binding_for(session)
+        _watch_guest(session)
         transaction = session.get_transaction()
         around = binding.in_force(transaction)
         if around is None:
@@ -216,8 +218,6 @@ def _watch() -> None:
         _watching = True
         event.listen(Session, "after_begin", _after_begin)
         event.listen(Session, "before_commit", _before_commit)
-        event.listen(Session, "after_transaction_end", _after_transaction_end)
-        event.listen(Session, "after_soft_rollback", _after_soft_rollback)
 
 
 _watching = False
@@ -266,18 +266,21 @@ def _before_commit(session: Session) -> None:
 # the connection goes on, and what was rolled back to a savepoint is gone all the same.
 
 
-def _after_transaction_end(session: Session, transaction: Any) -> None:
-    if isinstance(session.bind, Connection) and transaction.parent is None:
-        binding: Binding | None = session.info.get(HERE)
-        if binding is not None:
-            binding.let_go()
+def _watch_guest(session: Session | Connection) -> None:
+    if isinstance(getattr(session, "bind", None), Connection) and _GUEST not in session.info:
+        session.info[_GUEST] = True
+        event.listen(session, "after_transaction_end", _guest_left)
+        event.listen(session, "after_soft_rollback", _guest_rolled_back)
 
 
-def _after_soft_rollback(session: Session, transaction: Any) -> None:
-    if isinstance(session.bind, Connection) and transaction.parent is None:
-        binding: Binding | None = session.info.get(HERE)
-        if binding is not None:
-            binding.rejected.pop(session.bind, None)
+def _guest_left(session: Session, transaction: Any) -> None:
+    if transaction.parent is None:
+        binding_for(session).let_go()
+
+
+def _guest_rolled_back(session: Session, transaction: Any) -> None:
+    if transaction.parent is None:
+        binding_for(session).rejected.pop(session.bind, None)  # type: ignore[arg-type]
 
 
 def guard_of(session: Session, lease: Holding | Grant | None) -> Holding | Grant:
