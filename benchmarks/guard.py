@@ -48,29 +48,33 @@ class Versioned(Base):
 
 
 def run() -> None:
-    settings = {"synchronous_commit": "off", "autovacuum": "off"}
-    with PostgresServer(settings=settings) as server:
-        assert server.pid is not None
-        where = pin(server.pid)  # before anybody connects: a connection has a process of its own
-        plain, idle = sa.create_engine(server.url), sa.create_engine(server.url)
-        install(idle)
-        Base.metadata.create_all(plain)
-        with plain.begin() as connection:
-            for model in (Plain, Guarded, Versioned):
-                rows = [{"id": n, "name": f"row {n}", "value": 0} for n in range(1, ROWS + 1)]
-                extra = {"version": 1} if model is Versioned else {}
-                connection.execute(sa.insert(model.__table__), [{**row, **extra} for row in rows])
-        leases = Leases(MemoryBackend(), namespace="bench", observers=[])
-        with leases.acquire("all") as lease:
-            print(f"\n## The guard, flush and commit, PostgreSQL ({where})")
-            single(plain, idle, lease)
-            for count, cycles in ((1, 60), (100, 8), (ROWS, 1)):
-                batch(plain, idle, lease, count, cycles)
-            bulk(plain, idle, lease)
-            asyncio.run(asynchronous(server, lease))
+    for durable in ("on", "off"):
+        with PostgresServer(settings={"synchronous_commit": durable, "autovacuum": "off"}) as server:
+            assert server.pid is not None
+            where = pin(server.pid)  # before anybody connects: a connection has a process of its own
+            print(f"\n## The guard, PostgreSQL with synchronous_commit={durable} ({where})")
+            measure(server)
             unpin(server.pid)
-        plain.dispose()
-        idle.dispose()
+
+
+def measure(server: PostgresServer) -> None:
+    plain, idle = sa.create_engine(server.url), sa.create_engine(server.url)
+    install(idle)
+    Base.metadata.create_all(plain)
+    with plain.begin() as connection:
+        for model in (Plain, Guarded, Versioned):
+            rows = [{"id": n, "name": f"row {n}", "value": 0} for n in range(1, ROWS + 1)]
+            extra = {"version": 1} if model is Versioned else {}
+            connection.execute(sa.insert(model.__table__), [{**row, **extra} for row in rows])
+    leases = Leases(MemoryBackend(), namespace="bench", observers=[])
+    with leases.acquire("all") as lease:
+        single(plain, idle, lease)
+        for count, cycles in ((1, 60), (100, 8), (ROWS, 1)):
+            batch(plain, idle, lease, count, cycles)
+        bulk(plain, idle, lease)
+        asyncio.run(asynchronous(server, lease))
+    plain.dispose()
+    idle.dispose()
 
 
 def single(plain: sa.Engine, idle: sa.Engine, lease: Lease) -> None:
