@@ -114,7 +114,7 @@ class Binding:
     guard stays with the transaction and its connections until they commit or roll back.
     """
 
-    __slots__ = ("_lingering", "carried", "rejected", "stack")
+    __slots__ = ("_lingering", "carried", "pending", "rejected", "stack")
 
     def __init__(self) -> None:
         self.stack: list[Guard | Pass] = []
@@ -123,6 +123,8 @@ class Binding:
         """A session's transaction that was under way when the block was left, and its guard."""
         self.rejected: dict[Connection, FencingError] = {}
         """Transactions in which a write was refused: nothing of them may be committed."""
+        self.pending: dict[Connection, str] = {}
+        """The table of a write that was sent and not judged yet: refused until it is."""
 
     def mode(self, connection: Connection) -> Guard | Pass | None:
         if self.stack:
@@ -150,15 +152,19 @@ class Binding:
             return self.carried[1]
         return None
 
+    def lingers(self, connection: Connection) -> bool:
+        """Whether the connection's transaction began under a guard."""
+        return connection in self._lingering
+
     def let_go(self) -> None:
         """The session's transaction is over, though that of a connection which is not its own may not be."""
-        if self._lingering:
-            self._lingering.clear()
+        self._lingering.clear()
 
     def ended(self, connection: Connection) -> None:
         """The connection's transaction is over."""
         self._lingering.pop(connection, None)
         self.rejected.pop(connection, None)
+        self.pending.pop(connection, None)
 
 
 current: ContextVar[Holding | Grant | None] = ContextVar("fencing_current", default=None)
@@ -170,6 +176,15 @@ _SPOKE = "_fencing_spoke"
 
 def binding_of(connection: Connection) -> Binding | None:
     return connection.__dict__.get(_HERE)
+
+
+def unverified(connection: Connection, table: str | None) -> None:
+    """A write to this table is under way and not judged yet; None: it is, or never happened."""
+    binding = connection.__dict__[_HERE]
+    if table is None:
+        binding.pending.pop(connection, None)
+    else:
+        binding.pending[connection] = table
 
 
 def bind(connection: Connection, binding: Binding) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Connection, Engine, TwoPhaseTransaction
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 
-from fencing.errors import ConfigurationError, FencingError, OutcomeUnknown, StaleToken
+from fencing.errors import ConfigurationError, FencingError, OutcomeUnknown, StaleToken, UnverifiableWrite
 from fencing.events import CommitUnknown
-from fencing.sql.binding import Binding, Guard
+from fencing.sql.binding import Binding, Guard, mark
 from fencing.sql.plan import plan_of
 from fencing.sql.verdict import Asker, refused_row, stale
 
@@ -47,12 +47,14 @@ def begin_for_real(connection: Connection, statement: str) -> None:
     Safe because it is a transaction from here on: by itself the driver begins one only at the first write, and a
     savepoint before that would commit when it is released.
     """
-    if connection.__dict__.pop(BEGINS, False) and statement.lstrip()[:5].upper() != "BEGIN":
+    if statement.lstrip()[:5].upper() != "BEGIN":
         pooled = connection.connection
         if not getattr(pooled.driver_connection, "in_transaction", True):
             cursor = pooled.cursor()
             cursor.execute("BEGIN IMMEDIATE")
             cursor.close()
+    # Only now: when the database was busy, the next statement must begin it.
+    connection.__dict__.pop(BEGINS, None)
 
 
 def _autocommits(connection: Connection) -> bool:
@@ -74,6 +76,10 @@ def may_commit(connection: Connection, binding: Binding) -> None:
     """A commit is about to be sent: not when a write of the transaction was refused, nor without the lease."""
     guard = binding.guard(connection)
     refusal: FencingError | None = binding.rejected.get(connection)
+    if refusal is None and (table := binding.pending.get(connection)) is not None:
+        refusal = UnverifiableWrite(
+            f"a write to {table!r} was sent and failed before anybody could tell what it did", table=table
+        )
     if guard is not None and refusal is None:
         try:
             guard.check()
@@ -83,8 +89,11 @@ def may_commit(connection: Connection, binding: Binding) -> None:
     if refusal is not None:
         # Safe because it is rolled back here: SQLAlchemy takes the transaction for ended when this raises,
         # and what the connection does next would be committed together with it.
-        connection.dialect.do_rollback(connection.connection)
-        raise refusal.with_traceback(None)
+        try:
+            connection.dialect.do_rollback(connection.connection)
+        except Exception:  # noqa: BLE001  then it is not used again, which ends it too
+            connection.invalidate()
+        raise refusal
     if guard is not None:
         connection.__dict__[_COMMITTING] = guard
 
@@ -104,11 +113,15 @@ def failed(context: Any, binding: Binding) -> None:
                 holder=guard.grant.holder,
             )
         return
+    execution = context.execution_context
+    answered = isinstance(original, context.dialect.loaded_dbapi.Error)
+    if answered and execution is not None and not execution.executemany:
+        binding.pending.pop(connection, None)  # the database refused it whole
     guard = binding.guard(connection)
     if guard is not None and state_of(original) == SERIALIZATION_FAILURE and context.execution_context:
         hidden = _hidden(context, guard)
         if hidden is not None:
-            binding.rejected.setdefault(connection, hidden)
+            mark(connection, guard, hidden.table or "", "unknown", hidden)
             raise hidden
 
 
@@ -153,7 +166,7 @@ def _hidden(context: Any, guard: Guard) -> StaleToken | None:
         with apart.connect() as connection:
             asker = Asker(connection, guard, execution.execution_options)
             row = refused_row(asker, made, execution.compiled_parameters)
-    except DBAPIError:
+    except (SQLAlchemyError, FencingError, OSError):
         return None
     finally:
         apart.dispose()

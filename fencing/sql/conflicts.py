@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from fencing.sql.fence import Fence
-from fencing.sql.guard import Params, unverifiable, value_in
+from fencing.sql.guard import Params, key_of, unverifiable, value_in, values_of
 from fencing.sql.inserts import DO_UPDATE
 
 Columns = tuple[sa.Column[Any], ...]
@@ -20,7 +20,7 @@ def sent_rows(statement: Any, sets: Sequence[Params]) -> list[Mapping[str, Any]]
     """The rows that an upsert sends, by column key, as far as their values are plain."""
     if statement._multi_values:
         return [plain_values(row, {}) for rows in statement._multi_values for row in rows]
-    fixed = statement._values or {}
+    fixed = values_of(statement)
     return [{**each, **plain_values(fixed, each)} for each in sets]
 
 
@@ -30,9 +30,9 @@ def plain_values(row: Mapping[Any, Any], params: Params) -> dict[str, Any]:
     for key, value in row.items():
         if isinstance(value, sa.BindParameter):
             if value.key in params or not value.required:
-                values[getattr(key, "key", key)] = value_in(value, params)
+                values[key_of(key)] = value_in(value, params)
         elif not isinstance(value, sa.ClauseElement):
-            values[getattr(key, "key", key)] = value
+            values[key_of(key)] = value
     return values
 
 
@@ -45,10 +45,20 @@ def conflicting(fence: Fence, statement: Any, rows: list[Mapping[str, Any]]) -> 
             unverifiable(fence, "its conflict target is not made of columns whose values are known here")
         keys = [target]
     else:
-        keys = [key for key in unique_keys(fence.table) if any(_covers(row, key) for row in rows)]
+        keys = unique_keys(fence.table)
+        for column in {column for key in keys for column in key}:
+            if any(column.key not in row for row in rows) and not _cannot_meet(column, statement):
+                unverifiable(fence, f"the value of {column.key}, which is unique, is not known here: give it")
     for columns in keys:
         values = [tuple(row[column.key] for column in columns) for row in rows if _covers(row, columns)]
         yield columns, list(dict.fromkeys(values))
+
+
+def _cannot_meet(column: sa.Column[Any], statement: Any) -> bool:
+    """Whether a unique column that got no plain value meets no row: NULL, or numbered by the database."""
+    named = {key_of(each) for each in values_of(statement)}
+    filled = column.default is not None or (column.server_default is not None and not column.identity)
+    return column.key not in named and not filled
 
 
 def _covers(row: Mapping[str, Any], columns: Columns) -> bool:

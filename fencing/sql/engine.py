@@ -12,6 +12,7 @@ Should a future SQLAlchemy not heed that, guarded writes would lack their parame
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from sqlalchemy.orm import FromStatement
 from fencing.errors import ConfigurationError, FencingError, UnverifiableWrite
 from fencing.events import Observer, Observers, WriteAdmitted
 from fencing.sql import follow
-from fencing.sql.binding import Guard, binding_of, mark, mode_of
+from fencing.sql.binding import Guard, binding_of, mark, mode_of, unverified
 from fencing.sql.commit import TWO_PHASE, failed, may_begin, may_commit
 from fencing.sql.fence import Fence, fence_of
 from fencing.sql.guard import Params, bare, refuse_other_tables, sets_of, target_of
@@ -36,6 +37,7 @@ Unguarded = Literal["refuse", "warn"]
 _HOOKS = "_fencing_hooks"
 _LISTENERS = "_fencing_listeners"
 _ARMED = "_fencing_armed"
+_INSTALLING = threading.Lock()
 
 
 def install(
@@ -61,11 +63,13 @@ def install(
         engine = engine.sync_engine
     if not isinstance(engine, Engine):
         raise ConfigurationError(f"install() takes an Engine or AsyncEngine, not {engine!r}")
-    hooks = hooks_of(engine)
-    if hooks is None:
-        hooks = engine.__dict__[_HOOKS] = Hooks()
-        hooks.listen(engine)
-        follow.watch()
+    with _INSTALLING:
+        hooks = hooks_of(engine)
+        if hooks is None:
+            hooks = Hooks()
+            follow.watch()
+            hooks.listen(engine)
+            engine.dialect.__dict__[_HOOKS] = hooks  # last: who finds them may rely on them
     if unguarded is not None:
         hooks.net.refuses = unguarded == "refuse"
     if observers is not None:
@@ -73,14 +77,9 @@ def install(
 
 
 def hooks_of(engine: Engine) -> Hooks | None:
-    """The hooks of an engine, or of the one it was derived from by options: they share a dialect."""
-    found: Any = engine
-    while found is not None:
-        hooks: Hooks | None = found.__dict__.get(_HOOKS)
-        if hooks is not None:
-            return hooks
-        found = getattr(found, "_proxied", None)
-    return None
+    """The hooks of an engine, and of those that were derived from it by options: they share a dialect."""
+    hooks: Hooks | None = engine.dialect.__dict__.get(_HOOKS)
+    return hooks
 
 
 def arm(connection: Connection) -> None:
@@ -137,6 +136,7 @@ class Hooks:
         event.listen(target, "begin", self.begin)
         event.listen(target, "commit", self.commit)
         event.listen(target, "rollback", self.rollback)
+        event.listen(target, "rollback_savepoint", self.rollback_savepoint)
         event.listen(target, "begin_twophase", self.begin_twophase)
 
     # Statements of guarded connections
@@ -161,9 +161,8 @@ class Hooks:
             statement = statement._resolved._annotate(statement._annotations)
         known = kept_plan(statement)
         if known is not None and known.plain:
-            return self.with_params(
-                known.statement, bound(guard, known.fence), known.fence, multiparams, params
-            )
+            extra = bound(guard, known.fence)
+            return self.with_params(connection, known.statement, extra, known.fence, multiparams, params)
         if isinstance(statement, FromStatement):  # rows that a write returns, read as objects
             inner, multiparams, params = self.before_execute(
                 connection, statement.element, multiparams, params, options
@@ -176,7 +175,8 @@ class Hooks:
         try:
             if fence is not None:
                 return self.guard(connection, guard, fence, statement, multiparams, params, options)
-            refuse_other_tables(statement)
+            follow.configured()
+            refuse_other_tables(statement, follow.covered)
             found = follow.follower(table)
             if found is not None:
                 asker = Asker(connection, guard, options)
@@ -203,13 +203,21 @@ class Hooks:
             final, scope = within(made, guard, sets_of(multiparams, params))
             extra.update(scope)
         if made.looks_at_itself and not made.by_key:
+            # Safe because `within` has added nothing to the statement then: it does so by key alone.
             final = settled(Asker(connection, guard, options), made, sets_of(multiparams, params))
-        return self.with_params(final, extra, fence, multiparams, params)
+        return self.with_params(connection, final, extra, fence, multiparams, params)
 
     def with_params(
-        self, statement: Any, extra: Params, fence: Fence, multiparams: Sequence[Params], params: Params
+        self,
+        connection: Connection,
+        statement: Any,
+        extra: Params,
+        fence: Fence,
+        multiparams: Sequence[Params],
+        params: Params,
     ) -> tuple[Any, Any, Any]:
         """The statement with the guard's parameters; what the others say of the fence does not count."""
+        unverified(connection, fence.name)
         sets, own = sets_of(multiparams, params), fence.keys
         if own[0] in sets[0] or own[1] in sets[0]:
             sets = [{key: each[key] for key in each if key not in own} for each in sets]
@@ -239,7 +247,9 @@ class Hooks:
             except BaseException as error:
                 result.close()  # rows that nobody will read keep SQLite's lock
                 mark(connection, guard, made.fence.name, made.verb, _refusal(error, made.fence))
+                unverified(connection, None)  # it is judged: refused
                 raise
+        unverified(connection, None)
         if WriteAdmitted in guard.observers.wanted:
             guard.tell(WriteAdmitted, table=made.fence.name, verb=made.verb)
 
@@ -265,6 +275,9 @@ class Hooks:
         binding = binding_of(connection)
         if binding is not None:
             may_commit(connection, binding)
+
+    def rollback_savepoint(self, connection: Connection, name: str, context: Any) -> None:
+        unverified(connection, None)  # what it did is undone
 
     def rollback(self, connection: Connection) -> None:
         binding = binding_of(connection)

@@ -70,14 +70,23 @@ def fence_columns(
 def fence(
     table: sa.Table, *, resource: str | None = None, token: str = TOKEN, holder: str = HOLDER
 ) -> sa.Table:
-    """The same table, declared fenced: for one that has the columns already, such as a reflected one."""
-    for name, part in ((token, Mark("token", resource)), (holder, Mark("holder"))):
+    """The same table, declared fenced: for one that has the columns already, such as a reflected one.
+
+    Raises `ConfigurationError` when it lacks one of them, or the resource names a column that it has not.
+
+    Example::
+
+        invoice = fence(Table("invoice", metadata, autoload_with=engine), resource="invoice:{id}")
+    """
+    for name in (token, holder):
         if name not in table.c:
             raise ConfigurationError(
                 f"table {table.fullname!r} has no column {name!r}: add the fence columns by a migration first"
             )
-        table.c[name].info[_MARK] = part
-    table.__dict__.pop(_HERE, None)
+    table.c[token].info[_MARK] = Mark("token", resource)
+    table.c[holder].info[_MARK] = Mark("holder")
+    for kept in (_HERE, "_fencing_binds", "_fencing_claims"):
+        table.__dict__.pop(kept, None)
     fence_of(table)
     DECLARED.append(str(table.fullname))
     return table
@@ -204,10 +213,24 @@ def _find(table: sa.Table) -> Fence | None:
         return None
     if len(parts) < 2 or mark is None:
         raise ConfigurationError(f"table {table.fullname!r} has only one of the two fence columns")
+    _refuse_replacing(table)
     template = None if mark.resource is None else Template.of(mark.resource, table, mark.owner)
     dashed = isinstance(parts["holder"].type, sa.Uuid)
     token, holder = parts["token"], parts["holder"]
     return Fence(table, token, holder, template, str(table.fullname), dashed, (token.key, holder.key))
+
+
+def _refuse_replacing(table: sa.Table) -> None:
+    """A constraint that replaces rows (SQLite) deletes them where nobody can compare."""
+    said = [constraint.dialect_options["sqlite"].get("on_conflict") for constraint in table.constraints]
+    for column in table.c:
+        options = column.dialect_options["sqlite"]
+        said += [options.get(f"on_conflict_{kind}") for kind in ("primary_key", "not_null", "unique")]
+    if any(str(each).upper() == "REPLACE" for each in said):
+        raise ConfigurationError(
+            f"table {table.fullname!r} has a constraint with ON CONFLICT REPLACE, which deletes rows unseen: "
+            "a fenced table must do without"
+        )
 
 
 def _attached(column: sa.Column[Any], table: sa.Table) -> None:

@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, event
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.mapper import _all_registries
 from sqlalchemy.sql.dml import Insert, Update
 
 from fencing.errors import ConfigurationError, UnverifiableWrite
 from fencing.sql.binding import Guard
-from fencing.sql.conflicts import met_by, plain_values
+from fencing.sql.conflicts import met_by, plain_values, sent_rows
 from fencing.sql.fence import FENCED_NAMES, Fence, fence_of
-from fencing.sql.guard import Params, pins, target_of, value_in
+from fencing.sql.guard import Params, key_of, pins, refuse_replacing, target_of, value_in, values_of
 from fencing.sql.inserts import changes_of, upserts
 from fencing.sql.verdict import MOST, Asker, among, wrong_resource
 
@@ -40,6 +41,8 @@ class Follower(NamedTuple):
     parents: tuple[Parent, ...]
     inserts: bool
     """Whether an INSERT claims too. Not in inheritance: there the base row is inserted first."""
+    trouble: ConfigurationError | None = None
+    """Why it cannot be told what the rows follow: raised when they are written, not before."""
 
 
 _followers: dict[sa.Table, Follower] | None = None
@@ -61,33 +64,64 @@ def follower(table: sa.Table) -> Follower | None:
     return ready().get(table)
 
 
+def covered(table: sa.Table) -> bool:
+    """Whether the table is fenced, or follows one that is."""
+    return fence_of(table) is not None or follower(table) is not None
+
+
+def configured() -> None:
+    """Configure mappers that wait for it: a relationship is known only then.
+
+    For writes under a guard, which come when an application is complete. Elsewhere it would be too early: what
+    fails to be configured once fails for good.
+    """
+    for registry in _all_registries():
+        if registry._new_mappers:
+            try:
+                registry.configure()
+            except (SQLAlchemyError, ConfigurationError):  # it says so to those who use it
+                continue
+
+
 def ready() -> dict[sa.Table, Follower]:
     """All of them, with their names known to those who read text."""
     global _followers
-    if _followers is None:
-        _followers = dict(_find())
-        FENCED_NAMES.update({table.name.lower(): str(table.fullname) for table in _followers})
-    return _followers
+    found = _followers
+    if found is None:
+        found = _followers = dict(_find())
+        FENCED_NAMES.update({table.name.lower(): str(table.fullname) for table in found})
+    return found
 
 
 def _find() -> Iterator[tuple[sa.Table, Follower]]:
     joins: dict[sa.Table, list[Parent]] = {}
+    troubles: dict[sa.Table, ConfigurationError] = {}
     for registry in _all_registries():
         for mapper in registry.mappers:
             own = mapper.local_table
-            if isinstance(own, sa.Table) and not _fence(own) and (base := _base(mapper)) is not None:
-                yield own, Follower(own, (base,), False)
-            if not mapper.configured:
-                continue
-            for relation in mapper.relationships:
+            if isinstance(own, sa.Table) and not _fence(own):
+                try:
+                    base = _base(mapper)
+                except ConfigurationError as error:
+                    yield own, Follower(own, (), False, error)
+                    continue
+                if base is not None:
+                    yield own, Follower(own, (base,), False)
+            for relation in mapper.relationships if mapper.configured else ():
                 table = relation.secondary
-                if isinstance(table, sa.Table) and not _fence(table):
-                    sides = joins.setdefault(table, [])
-                    sides += _side(relation.parent, relation.synchronize_pairs)
-                    sides += _side(relation.mapper, relation.secondary_synchronize_pairs or ())
+                if isinstance(table, sa.Table) and not _fence(table) and not relation.viewonly:
+                    try:
+                        sides = _side(relation.parent, relation.synchronize_pairs)
+                        sides += _side(relation.mapper, relation.secondary_synchronize_pairs or ())
+                    except ConfigurationError as error:
+                        troubles[table] = error
+                        continue
+                    joins.setdefault(table, []).extend(sides)
     for table, parents in joins.items():
         if parents:
             yield table, Follower(table, tuple({parent.own: parent for parent in parents}.values()), True)
+    for table, trouble in troubles.items():
+        yield table, Follower(table, (), True, trouble)
 
 
 def _fence(table: Any) -> Fence | None:
@@ -144,6 +178,9 @@ def _upwards(column: Any, table: Any) -> Any:
 
 def claim_parents(asker: Asker, found: Follower, statement: Any, sets: Sequence[Params]) -> Any:
     """Claim the rows that the statement's rows follow; the statement, restricted to them where it must be."""
+    if found.trouble is not None:
+        raise found.trouble.with_traceback(None)
+    refuse_replacing(statement, str(found.table.fullname))
     if isinstance(statement, Insert):
         if found.inserts or upserts(statement):
             _claim(asker, found, _inserted(found, statement, sets))
@@ -187,16 +224,23 @@ def _inserted(found: Follower, statement: Any, sets: Sequence[Params]) -> list[d
             "with no other conflict than on its key",
             table=str(found.table.fullname),
         )
-    if statement._multi_values:
-        return [plain_values(row, {}) for rows in statement._multi_values for row in rows]
-    return [{**each, **plain_values(statement._values or {}, each)} for each in sets]
+    rows = sent_rows(statement, sets)
+    named = {key_of(each) for each in values_of(statement)}
+    named.update(key_of(each) for some in statement._multi_values or () for row in some for each in row)
+    if any(key.key in named and key.key not in row for key in keys for row in rows):
+        raise UnverifiableWrite(
+            f"this INSERT into {found.table.fullname!r} gives its keys by expressions, so that it is not known here "
+            "which rows it follows: insert values",
+            table=str(found.table.fullname),
+        )
+    return [dict(row) for row in rows]
 
 
 def _meets_only(table: sa.Table, statement: Any, keys: set[Any]) -> bool:
     """Whether an upsert changes none but rows that have the keys of the row it sends."""
     conflict = statement._post_values_clause
     met = met_by(table, conflict)
-    changed = {str(getattr(key, "key", key)) for key in changes_of(conflict)}
+    changed = {key_of(key) for key in changes_of(conflict)}
     return bool(met) and all(keys <= set(key) for key in met) and not changed & {key.key for key in keys}
 
 
@@ -205,8 +249,8 @@ def _moved(found: Follower, statement: Any, sets: Sequence[Params]) -> list[dict
     if not isinstance(statement, Update):
         return []
     keys = {column.key for parent in found.parents for column in parent.own}
-    changed = [{**each, **plain_values(statement._values or {}, each)} for each in sets]
-    named = {getattr(key, "key", key) for key in statement._values or ()}
+    changed = [{**each, **plain_values(values_of(statement), each)} for each in sets]
+    named = {key_of(key) for key in values_of(statement)}
     if named & keys and not all(named & keys <= set(row) for row in changed):
         raise UnverifiableWrite(
             f"this UPDATE of {found.table.fullname!r} sets its keys to expressions",
@@ -276,10 +320,16 @@ def _claiming(fence: Fence, columns: tuple[sa.Column[Any], ...]) -> Any:
     kept = fence.table.__dict__.setdefault("_fencing_claims", {})
     statement = kept.get(columns)
     if statement is None:
-        statement = kept[columns] = sa.update(fence.table).where(
-            *(
-                column == sa.bindparam(f"fencing_key_{at}", type_=column.type)
-                for at, column in enumerate(columns)
+        # Columns that change with every UPDATE stay as they are: nothing but the fence is raised.
+        same = {column: column for column in fence.table.c if column.onupdate or column.server_onupdate}
+        statement = kept[columns] = (
+            sa.update(fence.table)
+            .values(same)
+            .where(
+                *(
+                    column == sa.bindparam(f"fencing_key_{at}", type_=column.type)
+                    for at, column in enumerate(columns)
+                )
             )
         )
     return statement

@@ -7,7 +7,7 @@ bound parameters of fixed names, so compiled statements are the same for every t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import sqlalchemy as sa
@@ -16,7 +16,7 @@ from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClau
 from sqlalchemy.sql.selectable import Alias
 
 from fencing.errors import UnverifiableWrite
-from fencing.sql.fence import Fence, fence_of
+from fencing.sql.fence import Fence
 
 TOKEN, HOLDER = "fencing_token", "fencing_holder"
 """The names of the two parameters. A statement that lacks them was not guarded."""
@@ -94,7 +94,9 @@ def pins(criteria: Sequence[Any], target: Any) -> Iterator[tuple[str, BindParame
     for each in conjuncts(criteria):
         if isinstance(each, BinaryExpression) and each.operator is operators.eq:
             for column, value in ((each.left, each.right), (each.right, each.left)):
-                if isinstance(value, BindParameter) and not value.expanding and belongs(column, target):
+                if not isinstance(value, BindParameter) or value.expanding or not belongs(column, target):
+                    continue
+                if value.callable is None:  # what one says now need not be what it says when it is sent
                     yield str(column.key), value
 
 
@@ -117,25 +119,43 @@ def sets_of(multiparams: Sequence[Params], params: Params) -> Sequence[Params]:
     return multiparams or (params,)
 
 
-def other_table(statement: Any) -> str | None:
-    """A fenced table that an UPDATE writes to besides its own (MySQL: UPDATE a, b SET b.x = ...), or None."""
+def key_of(column: Any) -> str:
+    """By which key a statement names a column, given as one or as text."""
+    return str(getattr(column, "key", column))
+
+
+def values_of(statement: Any) -> dict[Any, Any]:
+    """What an INSERT or UPDATE sets by itself; SQLAlchemy 2.0 keeps ordered values apart."""
+    return dict(getattr(statement, "_ordered_values", None) or getattr(statement, "_values", None) or {})
+
+
+def other_table(statement: Any, covered: Callable[[sa.Table], bool]) -> str | None:
+    """A covered table that an UPDATE writes to besides its own (MySQL: UPDATE a, b SET b.x = ...), or None."""
     own = bare(target_of(statement))
-    given = getattr(statement, "_ordered_values", None) or (getattr(statement, "_values", None) or {}).items()
-    for key, _ in given:
+    for key in values_of(statement):
         table = getattr(key, "table", None)
         found = bare(table) if isinstance(table, sa.FromClause) else None
-        if found is not None and found is not own and fence_of(found) is not None:
+        if found is not None and found is not own and covered(found):
             return str(found.fullname)
     return None
 
 
-def refuse_other_tables(statement: Any) -> None:
-    name = other_table(statement)
+def refuse_other_tables(statement: Any, covered: Callable[[sa.Table], bool]) -> None:
+    name = other_table(statement, covered)
     if name is not None:
         raise UnverifiableWrite(
             f"an UPDATE of several tables, {name!r} among them, cannot be verified: write them one after the other",
             table=name,
         )
+
+
+def refuse_replacing(statement: Any, name: str) -> None:
+    """INSERT OR REPLACE and UPDATE OR REPLACE (SQLite) delete rows that nobody compared."""
+    for prefix, _ in getattr(statement, "_prefixes", ()):
+        if "REPLACE" in str(prefix).upper():
+            raise UnverifiableWrite(
+                f"OR REPLACE deletes rows of {name!r} unseen: use on_conflict_do_update()", table=name
+            )
 
 
 def unverifiable(fence: Fence, why: str) -> NoReturn:

@@ -13,7 +13,7 @@ from sqlalchemy.sql.selectable import Select
 
 from fencing.errors import UnverifiableWrite
 from fencing.sql.fence import Fence
-from fencing.sql.guard import Verb, admitted, stamps
+from fencing.sql.guard import Verb, admitted, refuse_replacing, stamps
 
 DO_NOTHING = (postgresql.OnConflictDoNothing, sqlite.OnConflictDoNothing)
 DO_UPDATE = (postgresql.OnConflictDoUpdate, sqlite.OnConflictDoUpdate)
@@ -21,12 +21,7 @@ DO_UPDATE = (postgresql.OnConflictDoUpdate, sqlite.OnConflictDoUpdate)
 
 def guarded_insert(statement: Any, fence: Fence) -> tuple[Verb, Any]:
     """The insert with its rows stamped, and what it is. UnverifiableWrite if it cannot be guarded."""
-    for prefix, _ in statement._prefixes:
-        if "REPLACE" in str(prefix).upper():
-            raise UnverifiableWrite(
-                f"INSERT OR REPLACE deletes rows of {fence.name!r} unseen: use on_conflict_do_update()",
-                table=fence.name,
-            )
+    refuse_replacing(statement, fence.name)
     conflict = statement._post_values_clause
     verb: Verb = "insert"
     if upserts(statement):
@@ -67,8 +62,8 @@ def _guarded_conflict(statement: Any, conflict: Any, fence: Fence) -> Any:
 def _guarded_do_update(clause: Any, fence: Fence, new: Any) -> Any:
     values = dict(clause.update_values_to_set)  # a list of pairs in SQLAlchemy 2.0
     for column in (fence.token, fence.holder):
-        values.pop(column.key, None)
-        values.pop(column, None)
+        for name in (column.key, column.name, column):
+            values.pop(name, None)
     values.update({column.key: new[column.key] for column in (fence.token, fence.holder)})
     listed = isinstance(clause.update_values_to_set, list)
     clause.update_values_to_set = list(values.items()) if listed else values
@@ -95,9 +90,18 @@ def _guarded_on_duplicate(clause: Any, fence: Fence) -> Any:
     stamp = {key: new[key] for key in (fence.holder.key, fence.token.key)}
     values = {**{key: given[key] for key in order if key not in stamp}, **stamp}
     rule = admitted(fence, new=new)
-    clause.update = {key: sa.case((rule, value), else_=columns[key]) for key, value in values.items()}
+    clause.update = {
+        key: sa.case((rule, _typed(value, columns[key])), else_=columns[key]) for key, value in values.items()
+    }
     clause._parameter_ordering = list(values)
     return clause
+
+
+def _typed(value: Any, column: sa.Column[Any]) -> Any:
+    """A value with the type of the column that it goes to, which it has not inside an expression."""
+    if isinstance(value, sa.BindParameter) and value.type._isnull:
+        return value._with_binary_element_type(column.type)
+    return value
 
 
 def _stamped(statement: Any, fence: Fence) -> Any:

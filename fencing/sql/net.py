@@ -6,7 +6,7 @@ writes to a fenced table without the guard's parameters is refused, or reported,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -17,11 +17,12 @@ from fencing.events import LoggingObserver, Observers, WriteUnguarded
 from fencing.sql import follow
 from fencing.sql.binding import Guard, Pass, binding_of, current, mark, mode_of, speaks
 from fencing.sql.commit import BEGINS, begin_for_real
-from fencing.sql.fence import DECLARED, fence_of
+from fencing.sql.fence import DECLARED, FENCED_NAMES, fence_of
 from fencing.sql.guard import TOKEN, bare, other_table
 from fencing.sql.raw import ends_transaction, written, written_by_cte
 
 _WRITES = "_fencing_writes"
+Kind = Literal["fenced", "follower", "namesake"]
 
 
 class Net:
@@ -45,7 +46,7 @@ class Net:
                 follow.ready()
                 name = written(statement)
         if getattr(compiled, "ctes", None):
-            name, what = written_by_cte(compiled), "DML in a common table expression"
+            name, what = written_by_cte(compiled, follow.covered), "DML in a common table expression"
         if name is not None:
             self.text(connection, name, what)
         if context.isinsert or context.isupdate or context.isdelete:
@@ -64,29 +65,38 @@ class Net:
         guard = None if binding is None else binding.guard(connection)
         if guard is not None:
             guard.check()
-            if ends_transaction(statement):
+            mysql = connection.dialect.name in ("mysql", "mariadb")
+            if ends_transaction(statement, mysql=mysql):
                 raise ConfigurationError(
-                    f"{what} that commits is refused under a guard: use commit() of the session or connection"
+                    f"{what} that ends the transaction is refused under a guard: use commit() or rollback() of the "
+                    "session or connection" + (" (definitions commit on MySQL)" if mysql else "")
                 )
 
     def unstamped(self, connection: Connection, context: Any) -> None:
         """A write without the guard's parameters: refused when its table is fenced, or follows one that is."""
         kept = context.compiled.__dict__
-        followers, declared, fenced, name = kept.get(_WRITES, (None, 0, False, None))
-        # Not looked at yet; or mappers have been configured since, or tables declared.
-        if followers is not follow.ready() or declared != len(DECLARED):
-            fenced, name = _written(context)
-            kept[_WRITES] = follow.ready(), len(DECLARED), fenced, name
+        # Safe because the epoch is taken first: what changes while we look makes the next one look again.
+        now = follow.ready(), len(DECLARED)
+        followers, declared, kind, name = kept.get(_WRITES, (None, 0, "fenced", None))
+        if (
+            followers is not now[0] or declared != now[1]
+        ):  # not looked at yet; or mappers or tables have come since
+            kind, name = _written(context)
+            kept[_WRITES] = *now, kind, name
         if name is None:
             return
         verb = "insert" if context.isinsert else "update" if context.isupdate else "delete"
         mode = mode_of(connection)
         if not isinstance(mode, Guard):
-            self.unguarded(mode, name, verb)
-        elif fenced:
+            if kind == "namesake":  # as with text: it may be another database's
+                self.tell_unguarded(name, verb, allowed=True, reason="name" if mode is None else mode.reason)
+            else:
+                self.unguarded(mode, name, verb)
+        elif kind != "follower":
             lost = UnverifiableWrite(
-                f"a write to {name!r} reached the database without its guard: it goes to a join of tables, or was "
-                "compiled by hand, or another listener has replaced it",
+                f"a write to {name!r} reached the database without its guard: it goes to a join of tables, or to "
+                "another Table object of that name without a fence, or was compiled by hand, or another listener has "
+                "replaced it",
                 table=name,
             )
             mark(connection, mode, name, verb, lost)
@@ -115,7 +125,7 @@ class Net:
         )
         if self.refuses:
             raise UnguardedWrite(
-                f"{verb} of {table!r}, which is fenced, without a guard. {_advice()}; or use "
+                f"{verb} of {table!r}, which is fenced or follows a fence, without a guard. {_advice()}; or use "
                 "unguarded(session, reason=...) when it is meant to be so",
                 table=table,
             )
@@ -129,15 +139,21 @@ class Net:
             )
 
 
-def _written(context: Any) -> tuple[bool, str | None]:
-    """The table that a statement writes to, if it is fenced (True) or follows one that is (False)."""
+def _written(context: Any) -> tuple[Kind, str | None]:
+    """What a statement without the guard's parameters writes to, if that is anything of ours."""
     state = context.compiled.compile_state
-    table = None if state is None else bare(state.dml_table)
+    target = None if state is None else state.dml_table
+    table = target if type(target) is sa.TableClause else None if target is None else bare(target)
     if table is None:
-        return True, _in_a_join(state)
-    if fence_of(table) is not None or follow.follower(table) is not None:
-        return fence_of(table) is not None, str(table.fullname)
-    return True, other_table(state.statement) if context.isupdate else None
+        return "fenced", _in_a_join(state)
+    if isinstance(table, sa.Table) and follow.covered(table):
+        return "fenced" if fence_of(table) is not None else "follower", str(table.fullname)
+    if context.isupdate and (other := other_table(state.statement, follow.covered)) is not None:
+        return "fenced", other
+    named = FENCED_NAMES.get(table.name.lower())
+    # Another description of a fenced table: of another MetaData, or by `sa.table()`, which is all name.
+    same = named == (f"{table.schema}.{table.name}" if table.schema else table.name)
+    return "namesake", named if same else None
 
 
 def _advice() -> str:

@@ -11,8 +11,20 @@ from sqlalchemy.sql.dml import Delete, Insert, Update
 from sqlalchemy.sql.elements import BindParameter, ColumnElement
 from sqlalchemy.sql.visitors import iterate
 
-from fencing.sql.fence import Fence
-from fencing.sql.guard import Verb, admitted, bare, belongs, pins, refuse_other_tables, stamps, target_of
+from fencing.sql.fence import Fence, fence_of
+from fencing.sql.guard import (
+    Verb,
+    admitted,
+    bare,
+    belongs,
+    key_of,
+    pins,
+    refuse_other_tables,
+    refuse_replacing,
+    stamps,
+    target_of,
+    values_of,
+)
 from fencing.sql.inserts import guarded_insert
 
 
@@ -74,7 +86,12 @@ def plan(statement: Any, fence: Fence) -> Plan:
 
 def kept_plan(statement: Any) -> Plan | None:
     """The plan of a statement that was planned before, if it is still there."""
-    return _PLANS.get(statement) if type(statement) in _KEPT else None
+    if type(statement) not in _KEPT:
+        return None
+    kept = _PLANS.get(statement)
+    if kept is not None and fence_of(kept.fence.table) is not kept.fence:
+        return None  # the table was declared anew
+    return kept
 
 
 def plan_of(statement: Any) -> Plan | None:
@@ -93,8 +110,9 @@ def _plan(statement: Any, fence: Fence) -> Plan:
         return Plan(verb, fence, guarded, {}, (), None, False, False, target)
     criteria = tuple(statement._where_criteria)
     guarded = statement.where(admitted(fence, target))
+    refuse_replacing(statement, fence.name)
     if isinstance(statement, Update):
-        refuse_other_tables(statement)
+        refuse_other_tables(statement, lambda table: fence_of(table) is not None)
         guarded = _stamped(guarded, fence)
     bound = dict(pins(criteria, target))
     keys = fence.table.primary_key.columns
@@ -115,13 +133,11 @@ def _stamped(statement: Any, fence: Fence) -> Any:
     """The statement with the fence in its SET, whatever else was said about those columns."""
     values: dict[Any, Any] = stamps(fence)
     ours = {column.key for column in values} | {column.name for column in values}
+    given = {key: value for key, value in values_of(statement).items() if key_of(key) not in ours}
     statement = statement._generate()
-    ordered = getattr(statement, "_ordered_values", None)  # SQLAlchemy 2.0 keeps them apart
-    if ordered:
-        others = [(key, value) for key, value in ordered if getattr(key, "key", key) not in ours]
-        statement._ordered_values = [*others, *values.items()]
+    if getattr(statement, "_ordered_values", None):  # SQLAlchemy 2.0 keeps them apart
+        statement._ordered_values = [*given.items(), *values.items()]
         return statement
-    given = {k: v for k, v in (statement._values or {}).items() if getattr(k, "key", k) not in ours}
     statement._values = None
     maintained = getattr(statement, "_maintain_values_ordering", False)
     statement._maintain_values_ordering = False

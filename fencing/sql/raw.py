@@ -8,11 +8,13 @@ are for.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy.sql.selectable import TextualSelect
 
-from fencing.sql.fence import FENCED_NAMES, fence_of
+from fencing.sql.fence import FENCED_NAMES
 from fencing.sql.guard import bare
 
 _NOISE = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'", re.DOTALL)
@@ -33,16 +35,45 @@ def written(text: str) -> str | None:
     return next((FENCED_NAMES[word] for word in words if word in FENCED_NAMES), None)
 
 
-def ends_transaction(text: str) -> bool:
-    """Whether the text commits, by itself or as one of several statements."""
+_ENDS = {"commit", "end"}
+_ENDS_ON_MYSQL = {
+    *("begin", "start", "create", "alter", "drop", "rename", "truncate", "lock", "unlock", "grant", "revoke"),
+    *(
+        "analyze",
+        "optimize",
+        "repair",
+        "check",
+        "flush",
+        "reset",
+        "load",
+        "cache",
+        "install",
+        "uninstall",
+        "xa",
+    ),
+}
+
+
+def ends_transaction(text: str, *, mysql: bool) -> bool:
+    """Whether the text ends the transaction, by itself or as one of several statements.
+
+    On MySQL and MariaDB most definitions commit, and so does the beginning of another transaction.
+    """
     lower = text.lower()
-    if "commit" not in lower and "end" not in lower and "prepare" not in lower:
-        return False
+    if mysql:  # where '#' begins a comment, and what stands in /*! */ is carried out
+        lower = re.sub(r"#[^\n]*", " ", lower).replace("/*!", " ").replace("/*m!", " ")
     words = _WORD.findall(_NOISE.sub(" ", lower))
     for at, word in enumerate(words):
-        if (at == 0 or words[at - 1] == ";") and (
-            word in ("commit", "end") or words[at : at + 2] == ["prepare", "transaction"]
-        ):
+        if at and words[at - 1] != ";":
+            continue
+        after = words[at + 1 : at + 3]
+        if word in _ENDS or (mysql and word in _ENDS_ON_MYSQL):
+            return True
+        if word == "prepare" and after[:1] == ["transaction"]:
+            return True
+        if mysql and word == "set" and "autocommit" in words:
+            return True
+        if word == "rollback" and after[:1] != ["to"] and after != ["work", "to"]:
             return True
     return False
 
@@ -59,8 +90,8 @@ def _verb(words: list[str], at: int) -> bool:
     return before != "."
 
 
-def written_by_cte(compiled: Any) -> str | None:
-    """The fenced table that a common table expression of the statement writes to, or None."""
+def written_by_cte(compiled: Any, covered: Callable[[sa.Table], bool]) -> str | None:
+    """The table that a common table expression of the statement writes to, if it is covered by a fence, or None."""
     for cte in getattr(compiled, "ctes", None) or ():
         element = cte.element
         if isinstance(element, TextualSelect):
@@ -68,6 +99,6 @@ def written_by_cte(compiled: Any) -> str | None:
                 return name
         elif getattr(element, "is_dml", False):
             table = bare(element.table)
-            if table is not None and fence_of(table) is not None:
+            if table is not None and covered(table):
                 return str(table.fullname)
     return None

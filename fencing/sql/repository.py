@@ -116,9 +116,11 @@ class GuardedRepository(Generic[M]):
     def update(self, identity: object, **values: Any) -> Written:
         """Set attributes of one row, without reading it first. Values may be SQL expressions."""
         key = self._key(identity)
+        if not values:
+            raise ConfigurationError("update() sets something; to raise the row's fence alone, claim() it")
         self._known(values)
         with self.guarding() as session:
-            if len(self._mapper.tables) > 1 or not values:
+            if len(self._mapper.tables) > 1:
                 return self._one(self._bulk(session, [self._row(key, values)], [key]))
             same = (column == value for column, value in zip(self._mapper.primary_key, key, strict=True))
             result: Any = session.execute(sa.update(self.model).where(*same).values(values))
@@ -129,9 +131,10 @@ class GuardedRepository(Generic[M]):
         given = [dict(row) for row in rows]
         keys = [self._key_in(row) for row in given]
         for row in given:
-            self._known(
-                {name: value for name, value in row.items() if name not in self._key_names}, plain=True
-            )
+            if not self._besides_key(row):
+                raise ConfigurationError(
+                    "each row sets something besides its key; claim_many() raises fences alone"
+                )
         if not given:
             return []
         with self.guarding() as session:
@@ -167,9 +170,7 @@ class GuardedRepository(Generic[M]):
         if any(set(row) != set(given[0]) for row in given):
             raise ConfigurationError("rows that are upserted together give the same columns each")
         for row in given:
-            self._known(
-                {name: value for name, value in row.items() if name not in self._key_names}, plain=True
-            )
+            self._besides_key(row)
         if missing := [name for name in names if name not in given[0]]:
             raise ConfigurationError(f"an upsert gives its key: {', '.join(missing)} is missing")
         with self.guarding() as session:
@@ -218,6 +219,12 @@ class GuardedRepository(Generic[M]):
     def _row(self, key: tuple[Any, ...], values: Mapping[str, Any]) -> dict[str, Any]:
         self._known(values, plain=True)
         return {**values, **dict(zip(self._key_names, key, strict=True))}
+
+    def _besides_key(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What a row gives besides its key, checked."""
+        values = {name: value for name, value in row.items() if name not in self._key_names}
+        self._known(values, plain=True)
+        return values
 
     def _known(self, values: Mapping[str, Any], *, plain: bool = False) -> None:
         """Refuse what SQLAlchemy would leave out without a word."""
@@ -282,13 +289,13 @@ class GuardedRepository(Generic[M]):
 
     @property
     def _cascades(self) -> bool:
-        if len(self._mapper.tables) > 1:
-            return True
-        return any(
+        family = list(self._mapper.self_and_descendants)
+        return any(len(mapper.tables) > 1 for mapper in family) or any(
             not relation.viewonly
             and relation.direction is not RelationshipDirection.MANYTOONE
             and not relation.passive_deletes
-            for relation in self._mapper.relationships
+            for mapper in family
+            for relation in mapper.relationships
         )
 
     def _delete_one(self, session: Session, key: tuple[Any, ...]) -> Written:

@@ -17,7 +17,7 @@ from sqlalchemy.sql.elements import BinaryExpression, BindParameter
 from fencing.sql.binding import Guard
 from fencing.sql.conflicts import met_by, sent_rows
 from fencing.sql.fence import Fence
-from fencing.sql.guard import Params, belongs, conjuncts, unverifiable, value_in
+from fencing.sql.guard import Params, belongs, conjuncts, key_of, unverifiable, value_in, values_of
 from fencing.sql.inserts import changes_of
 from fencing.sql.plan import Plan
 from fencing.sql.resource import Template
@@ -46,7 +46,7 @@ def within(plan: Plan, guard: Guard, sets: Sequence[Params]) -> tuple[Any, dict[
             identity = tuple(pinned[column.key] for column in keys) if plan.by_key else None
             _check(plan.fence, guard, template, pinned, identity)
         return plan.statement, {}
-    if (listed := _listed(plan, template)) is not None:
+    if (listed := _listed(plan, template, sets)) is not None:
         for value in listed:
             _check(plan.fence, guard, template, {template.columns[0].key: value})
         return plan.statement, {}
@@ -120,7 +120,7 @@ def _insert_within(plan: Plan, template: Template, guard: Guard, sets: Sequence[
 def _stays_within(plan: Plan, template: Template, guard: Guard, sets: Sequence[Params]) -> None:
     """An UPDATE that moves a row to another resource needs a lease on that one too."""
     keys = [column.key for column in template.columns]
-    fixed = {getattr(key, "key", key): value for key, value in (plan.statement._values or {}).items()}
+    fixed = {key_of(key): value for key, value in values_of(plan.statement).items()}
     where = {bind.key for bind in plan.pins.values()}
     for each in sets:
         moved = {key: each[key] for key in keys if key in each and key not in where}
@@ -138,7 +138,7 @@ def _stays_within(plan: Plan, template: Template, guard: Guard, sets: Sequence[P
             _check(plan.fence, guard, template, whole)
 
 
-def _listed(plan: Plan, template: Template) -> list[Any] | None:
+def _listed(plan: Plan, template: Template, sets: Sequence[Params]) -> list[Any] | None:
     """The values of ``column.in_([...])``, where that is what the WHERE says."""
     if len(template.columns) != 1:
         return None
@@ -150,9 +150,9 @@ def _listed(plan: Plan, template: Template) -> list[Any] | None:
             and each.right.expanding
             and belongs(each.left, plan.target)
             and getattr(each.left, "key", None) == template.columns[0].key
-            and each.right.value is not None
+            and each.right.callable is None
         ):
-            return list(each.right.value)
+            return [value for some in sets for value in value_in(each.right, some) or ()]
     return None
 
 
@@ -172,7 +172,7 @@ def _restricted(plan: Plan, template: Template, guard: Guard) -> tuple[Any, dict
                 *(
                     sa.and_(
                         *(
-                            column == sa.bindparam(name, type_=column.type, required=True)
+                            plan.target.c[column.key] == sa.bindparam(name, type_=column.type, required=True)
                             for column, name in zip(template.columns, row, strict=True)
                         )
                     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -15,7 +16,16 @@ from fencing.errors import ConfigurationError
 from fencing.sql.binding import Binding, Guard, Holding, Pass, current
 from fencing.sql.commit import TWO_PHASE, may_begin
 from fencing.sql.engine import hooks_of
-from fencing.sql.targets import HERE, attach, binding_for, connections_of, inner, refuse_stale_reads, sync_of
+from fencing.sql.targets import (
+    HERE,
+    attach,
+    binding_for,
+    connections_of,
+    guest_comes,
+    inner,
+    refuse_stale_reads,
+    sync_of,
+)
 from fencing.token import Grant
 
 T = TypeVar("T", bound=Session | AsyncSession | Connection | AsyncConnection)
@@ -23,7 +33,6 @@ S = TypeVar("S", bound=Session)
 A = TypeVar("A", bound=AsyncSession)
 
 _LAST = "fencing_last"
-_GUEST = "fencing_guest"
 
 
 class FencedSession(Session):
@@ -118,7 +127,6 @@ class Guarded(Generic[T]):
         _watch()
         watched = isinstance(session, Session) or hooks_of(session.engine) is not None
         binding = binding_for(session)
-        _watch_guest(session)
         transaction = session.get_transaction()
         around = binding.in_force(transaction)
         if around is None:
@@ -215,12 +223,15 @@ def unguarded(target: Any, *, reason: str) -> Iterator[None]:
 def _watch() -> None:
     global _watching
     if not _watching:
-        _watching = True
-        event.listen(Session, "after_begin", _after_begin)
-        event.listen(Session, "before_commit", _before_commit)
+        with _WATCHING:
+            if not _watching:
+                event.listen(Session, "after_begin", _after_begin)
+                event.listen(Session, "before_commit", _before_commit)
+                _watching = True  # last: who finds it set may rely on it
 
 
 _watching = False
+_WATCHING = threading.Lock()
 
 
 def _after_begin(session: Session, transaction: Any, connection: Connection) -> None:
@@ -231,6 +242,7 @@ def _after_begin(session: Session, transaction: Any, connection: Connection) -> 
         guard = _picked_up(session)
     if binding is None or (guard is None and not binding.stack):
         return
+    guest_comes(session, transaction, connection)
     if guard is not None and session.twophase:
         raise ConfigurationError(TWO_PHASE)
     attach(connection, binding)
@@ -260,27 +272,6 @@ def _before_commit(session: Session) -> None:
         return
     for refusal in binding.rejected.values():
         raise refusal.with_traceback(None)
-
-
-# A session on a connection that is not its own (as in the fixtures of tests): when its transaction is over, that of
-# the connection goes on, and what was rolled back to a savepoint is gone all the same.
-
-
-def _watch_guest(session: Session | Connection) -> None:
-    if isinstance(getattr(session, "bind", None), Connection) and _GUEST not in session.info:
-        session.info[_GUEST] = True
-        event.listen(session, "after_transaction_end", _guest_left)
-        event.listen(session, "after_soft_rollback", _guest_rolled_back)
-
-
-def _guest_left(session: Session, transaction: Any) -> None:
-    if transaction.parent is None:
-        binding_for(session).let_go()
-
-
-def _guest_rolled_back(session: Session, transaction: Any) -> None:
-    if transaction.parent is None:
-        binding_for(session).rejected.pop(session.bind, None)  # type: ignore[arg-type]
 
 
 def guard_of(session: Session, lease: Holding | Grant | None) -> Holding | Grant:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
@@ -14,6 +14,7 @@ from fencing.sql.engine import arm
 
 HERE = "fencing"
 """Where a session keeps its binding, in its `info`."""
+_BEFORE = "fencing_before"
 
 
 def refuse_stale_reads(session: Session | Connection, transaction: Any, watched: bool) -> None:
@@ -77,7 +78,12 @@ def binding_for(session: Session | Connection) -> Binding:
     kept: Binding | None = info.get(HERE)
     if kept is None:
         owner = session.bind
-        kept = info[HERE] = binding_for(owner) if isinstance(owner, Connection) else Binding()
+        if isinstance(owner, Connection):
+            kept = info[HERE] = binding_for(owner)
+            event.listen(session, "after_transaction_end", _guest_left)
+            event.listen(session, "after_soft_rollback", _guest_rolled_back)
+        else:
+            kept = info[HERE] = Binding()
     return kept
 
 
@@ -91,6 +97,34 @@ def connections_of(session: Session | Connection, transaction: Any) -> list[Conn
 
 
 def attach(connection: Connection, binding: Binding) -> None:
-    if binding_of(connection) is not binding:
+    there = binding_of(connection)
+    if there is not binding:
+        if there is not None and (there.rejected or there.guard(connection) is not None):
+            raise ConfigurationError(
+                "this connection is guarded by itself: make the session on it, Session(connection), so that both "
+                "are under one guard"
+            )
         bind(connection, binding)
         arm(connection)
+
+
+# A session on a connection that is not its own, as in the fixtures of tests, is a guest in its transaction. When the
+# guest's own is over, that of the connection goes on; what the guest rolled back to a savepoint is gone all the same.
+# What the connection had before he came stays.
+
+
+def guest_comes(session: Session, transaction: Any, connection: Connection) -> None:
+    """Remember what there was, before a transaction of the session's binds the connection."""
+    if session.bind is connection and transaction.parent is None:
+        binding: Binding = session.info[HERE]
+        session.info[_BEFORE] = binding.lingers(connection), connection in binding.rejected
+
+
+def _guest_left(session: Session, transaction: Any) -> None:
+    if transaction.parent is None and not session.info.get(_BEFORE, (False, False))[0]:
+        session.info[HERE].let_go()
+
+
+def _guest_rolled_back(session: Session, transaction: Any) -> None:
+    if transaction.parent is None and not session.info.get(_BEFORE, (False, False))[1]:
+        session.info[HERE].rejected.pop(session.bind, None)

@@ -142,6 +142,11 @@ def _matching(plan: Plan) -> sa.Select[Any]:
         return sa.select(*stored(fence, plan.target)).select_from(plan.target).where(*plan.criteria)
     mapper, entity, options = plan.entity
     parts = [*fence.table.primary_key.columns, fence.token, fence.holder]
+    if not all(
+        mapper.columns.contains_column(column) for column in parts[-2:]
+    ):  # the model leaves its fence out
+        parts = stored(fence, plan.target)
+        return sa.select(*parts).select_from(entity).where(*plan.criteria).options(*options)
     attributes = [getattr(entity, mapper.get_property_by_column(column).key) for column in parts]
     return sa.select(*attributes).where(*plan.criteria).options(*options)
 
@@ -176,10 +181,7 @@ def among(
         if connection.dialect.name == "postgresql":  # one parameter, whatever their number
             return column == sa.any_(sa.bindparam(None, plain, type_=ARRAY(column.type), unique=True))
         return column.in_(plain)
-    pairs = [
-        sa.and_(*(column == value for column, value in zip(columns, key, strict=True))) for key in values
-    ]
-    return sa.or_(sa.false(), *pairs)
+    return sa.tuple_(*columns).in_(values)
 
 
 def stale(fence: Fence, guard: Guard, row: Any, *, note: str = "") -> StaleToken:
