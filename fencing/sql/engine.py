@@ -27,7 +27,7 @@ from fencing.sql.binding import Guard, binding_of, mark, mode_of, unverified
 from fencing.sql.commit import TWO_PHASE, failed, may_begin, may_commit
 from fencing.sql.fence import Fence, fence_of
 from fencing.sql.guard import Params, bare, refuse_other_tables, sets_of, target_of
-from fencing.sql.net import Net
+from fencing.sql.net import CLAIMED, Net
 from fencing.sql.plan import kept_plan, plan, plan_of
 from fencing.sql.scope import strayed, within
 from fencing.sql.verdict import Asker, bound, judge, proven, settled
@@ -181,6 +181,7 @@ class Hooks:
             if found is not None:
                 asker = Asker(connection, guard, options)
                 statement = follow.claim_parents(asker, found, statement, sets_of(multiparams, params))
+                connection.__dict__[CLAIMED] = statement
         except FencingError as error:
             mark(connection, guard, str(table.fullname), statement.__visit_name__, error)
             raise

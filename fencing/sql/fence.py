@@ -234,4 +234,5 @@ def _refuse_replacing(table: sa.Table) -> None:
 
 
 def _attached(column: sa.Column[Any], table: sa.Table) -> None:
+    table.__dict__.pop(_HERE, None)
     FENCED_NAMES[table.name.lower()] = str(table.fullname)

@@ -22,6 +22,8 @@ from fencing.sql.guard import TOKEN, bare, other_table
 from fencing.sql.raw import ends_transaction, written, written_by_cte
 
 _WRITES = "_fencing_writes"
+CLAIMED = "_fencing_claimed"
+"""The statement for which a connection has just claimed the rows that are followed."""
 Kind = Literal["fenced", "follower", "namesake"]
 
 
@@ -92,7 +94,7 @@ class Net:
                 self.tell_unguarded(name, verb, allowed=True, reason="name" if mode is None else mode.reason)
             else:
                 self.unguarded(mode, name, verb)
-        elif kind != "follower":
+        elif kind != "follower" or connection.__dict__.get(CLAIMED) is not context.invoked_statement:
             lost = UnverifiableWrite(
                 f"a write to {name!r} reached the database without its guard: it goes to a join of tables, or to "
                 "another Table object of that name without a fence, or was compiled by hand, or another listener has "

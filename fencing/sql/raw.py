@@ -83,10 +83,10 @@ def _verb(words: list[str], at: int) -> bool:
     after = words[at + 1] if at + 1 < len(words) else ""
     if word not in _VERBS or (after == "(" and word in ("replace", "insert")):
         return False
-    if word == "update" and before in ("for", "key"):  # SELECT ... FOR [NO KEY] UPDATE
+    if before in ("for", "key", "on"):  # SELECT ... FOR [NO KEY] UPDATE; ON DELETE CASCADE
         return False
     if word == "copy":
-        return "from" in words[at:]
+        return before in ("", ";") and "from" in words[at:]
     return before != "."
 
 

@@ -6,6 +6,7 @@ row must have; so a write by primary key can carry them in its predicate when th
 
 from __future__ import annotations
 
+import functools
 import re
 import string
 from collections.abc import Iterable, Mapping
@@ -36,7 +37,8 @@ class Template(NamedTuple):
         except ValueError as error:
             raise ConfigurationError(f"{text!r} is no template of a resource: {error}") from None
         fields = tuple(dict.fromkeys(field for _, field, _, _ in parts if field is not None))
-        if any(spec or conversion for _, _, spec, conversion in parts):
+        plain = all(field.isidentifier() for field in fields)
+        if not plain or any(spec or conversion for _, _, spec, conversion in parts):
             raise ConfigurationError(f"{text!r}: a resource takes columns as they are, like 'invoice:{{id}}'")
         if not fields:
             raise ConfigurationError(
@@ -57,9 +59,9 @@ class Template(NamedTuple):
         return [found for resource in resources if (found := self._read(resource)) is not None]
 
     def _read(self, resource: str) -> tuple[object, ...] | None:
-        match = _pattern(self.text).fullmatch(resource)
-        if match is None:
-            return None
+        match, other = (_pattern(self.text, value).fullmatch(resource) for value in (".+", ".+?"))
+        if match is None or other is None or match.groups() != other.groups():
+            return None  # it does not fit, or in more ways than one
         values = []
         for field, column in zip(self.fields, self.columns, strict=True):
             try:
@@ -71,12 +73,13 @@ class Template(NamedTuple):
         return tuple(values) if self.resource(keyed) == resource else None
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+@functools.cache
+def _pattern(text: str, value: str) -> re.Pattern[str]:
     pieces, seen = [], set()
     for literal, field, _, _ in string.Formatter().parse(text):
         pieces.append(re.escape(literal))
         if field is not None:
-            pieces.append(f"(?P=_{field})" if field in seen else f"(?P<_{field}>.+)")
+            pieces.append(f"(?P=_{field})" if field in seen else f"(?P<_{field}>{value})")
             seen.add(field)
     return re.compile("".join(pieces), re.DOTALL)
 

@@ -178,7 +178,8 @@ def among(
     """Whether a row has one of these keys."""
     if len(columns) == 1:
         column, plain = columns[0], [value for (value,) in values]
-        if connection.dialect.name == "postgresql":  # one parameter, whatever their number
+        nested = isinstance(column.type, sa.ARRAY)
+        if connection.dialect.name == "postgresql" and not nested:  # one parameter, whatever their number
             return column == sa.any_(sa.bindparam(None, plain, type_=ARRAY(column.type), unique=True))
         return column.in_(plain)
     return sa.tuple_(*columns).in_(values)

@@ -443,3 +443,55 @@ def test_update_of_several_tables_does_not_reach_one_that_follows(mariadb: sa.En
 def test_upsert_by_an_unknown_unique_value_is_refused(mariadb: sa.Engine) -> None:
     statement = mysql.insert(row).values(id=9, kind="row", touched=0, code=sa.func.lower("B"))
     refused(mariadb, statement.on_duplicate_key_update(touched=5), error=UnverifiableWrite)
+
+
+# Reading text and templates
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT id, copy FROM review_row",
+        "CREATE TABLE zzz (i int references review_row(id) ON DELETE CASCADE)",
+        "SELECT * FROM review_row FOR UPDATE",
+    ],
+)
+def test_text_that_writes_to_no_row_is_not_taken_for_a_write(text: str) -> None:
+    from fencing.sql.raw import written
+
+    assert written(text) is None
+    assert written("DELETE FROM review_row") == "review_row"
+
+
+def test_template_that_is_no_name_or_can_be_read_in_two_ways_is_refused() -> None:
+    from fencing.sql.resource import Template
+
+    table = sa.Table("read", sa.MetaData(), sa.Column("a", sa.String), sa.Column("b", sa.String))
+    with pytest.raises(ConfigurationError):
+        Template.of("x:{a-b}", table, None)
+    both = Template.of("x:{a}:{b}", table, None)
+    assert both.values(["x:1:2"]) == [("1", "2")]
+    assert both.values(["x:1:2:3"]) == []
+
+
+def test_fence_columns_that_are_added_late_count(engine: sa.Engine) -> None:
+    table = sa.Table("review_late", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True))
+    with engine.begin() as connection:
+        table.create(connection)
+        connection.execute(sa.insert(table), {"id": 1})
+    for column in fence_columns():
+        table.append_column(column)
+    with engine.begin() as connection, pytest.raises(UnguardedWrite):
+        connection.execute(sa.delete(table))
+
+
+def test_write_to_a_table_that_follows_needs_its_claim(engine: sa.Engine) -> None:
+    """A listener that puts another statement in its place has claimed nothing."""
+    with engine.connect() as connection, guarded(connection, NEW):
+
+        def swap(connection: Any, statement: Any, multiparams: Any, params: Any, options: Any) -> Any:
+            return (sa.delete(pair) if statement.is_dml else statement), multiparams, params
+
+        event.listen(connection, "before_execute", swap, retval=True)
+        with pytest.raises(UnverifiableWrite):
+            connection.execute(sa.delete(pair).where(pair.c.row_id == 1, pair.c.tag_id == 1))

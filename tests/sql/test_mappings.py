@@ -852,9 +852,9 @@ BAD = [
     ("job:{id:05d}", "as they are"),
     ("job:{id!r}", "as they are"),
     ("job:{id", "no template"),
-    ("job:{}", "has no column ''"),
-    ("job:{id.real}", "has no column 'id.real'"),
-    ("job:{id[0]}", "has no column"),
+    ("job:{}", "takes columns as they are"),
+    ("job:{id.real}", "takes columns as they are"),
+    ("job:{id[0]}", "takes columns as they are"),
     ("job:{share}", "integers, text and UUIDs"),
     ("job:{made}", "integers, text and UUIDs"),
 ]
