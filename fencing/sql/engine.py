@@ -24,6 +24,7 @@ from fencing.errors import ConfigurationError, FencingError, UnverifiableWrite
 from fencing.events import Observer, Observers, WriteAdmitted
 from fencing.sql import follow
 from fencing.sql.binding import Guard, binding_of, mark, mode_of, unverified
+from fencing.sql.claims import claim_parents
 from fencing.sql.commit import TWO_PHASE, failed, may_begin, may_commit
 from fencing.sql.fence import Fence, fence_of
 from fencing.sql.guard import Params, bare, refuse_other_tables, sets_of, target_of
@@ -180,7 +181,7 @@ class Hooks:
             found = follow.follower(table)
             if found is not None:
                 asker = Asker(connection, guard, options)
-                statement = follow.claim_parents(asker, found, statement, sets_of(multiparams, params))
+                statement = claim_parents(asker, found, statement, sets_of(multiparams, params))
                 connection.__dict__[CLAIMED] = statement
         except FencingError as error:
             mark(connection, guard, str(table.fullname), statement.__visit_name__, error)

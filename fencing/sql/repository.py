@@ -14,8 +14,8 @@ from sqlalchemy.orm.exc import StaleDataError
 
 from fencing.errors import ConfigurationError, RowMissing
 from fencing.sql.binding import Holding
+from fencing.sql.claims import claim
 from fencing.sql.fence import Fence, fence_of
-from fencing.sql.follow import claim
 from fencing.sql.session import guard_of, guarded
 from fencing.sql.verdict import among
 from fencing.token import Grant
