@@ -21,6 +21,8 @@ from fencing.sql.fence import Fence
 TOKEN, HOLDER = "fencing_token", "fencing_holder"
 """The names of the two parameters. A statement that lacks them was not guarded."""
 
+_OURS = "_fencing_ours"
+
 Verb = Literal["insert", "upsert", "update", "delete"]
 Params = Mapping[str, Any]
 
@@ -50,7 +52,13 @@ def _binds(fence: Fence) -> tuple[BindParameter[Any], BindParameter[Any]]:
             sa.bindparam(TOKEN, type_=fence.token.type, required=True),
             sa.bindparam(HOLDER, type_=fence.holder_type, required=True),
         )
+        kept[0].__dict__[_OURS] = True
     return kept  # type: ignore[no-any-return]
+
+
+def guards(compiled: Any) -> bool:
+    """Whether a compiled statement has the guard's parameter: ours, not one of that name."""
+    return _OURS in getattr(compiled.binds.get(TOKEN), "__dict__", ())
 
 
 def stamps(fence: Fence) -> dict[sa.Column[Any], BindParameter[Any]]:

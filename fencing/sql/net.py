@@ -18,7 +18,7 @@ from fencing.sql import follow
 from fencing.sql.binding import Guard, Pass, binding_of, current, mark, mode_of, speaks
 from fencing.sql.commit import BEGINS, begin_for_real
 from fencing.sql.fence import DECLARED, FENCED_NAMES, fence_of
-from fencing.sql.guard import TOKEN, bare, other_table
+from fencing.sql.guard import bare, guards, other_table
 from fencing.sql.raw import ends_transaction, written, written_by_cte
 
 _WRITES = "_fencing_writes"
@@ -52,7 +52,7 @@ class Net:
         if name is not None:
             self.text(connection, name, what)
         if context.isinsert or context.isupdate or context.isdelete:
-            if TOKEN not in compiled.binds:
+            if not guards(compiled):
                 self.unstamped(connection, context)
             elif context.isinsert:
                 # Otherwise the count of an upsert is lost with the cursor.

@@ -495,3 +495,9 @@ def test_write_to_a_table_that_follows_needs_its_claim(engine: sa.Engine) -> Non
         event.listen(connection, "before_execute", swap, retval=True)
         with pytest.raises(UnverifiableWrite):
             connection.execute(sa.delete(pair).where(pair.c.row_id == 1, pair.c.tag_id == 1))
+
+
+def test_parameter_of_the_guards_name_is_no_guard(engine: sa.Engine) -> None:
+    statement = sa.update(row).where(row.c.id == sa.bindparam("fencing_token")).values(code="x")
+    with engine.begin() as connection, pytest.raises(UnguardedWrite):
+        connection.execute(statement, {"fencing_token": 1})
