@@ -152,6 +152,17 @@ class Binding:
             return self.carried[1]
         return None
 
+    def refusal(self, connection: Connection) -> FencingError | None:
+        """Why the connection's transaction must not be committed, or None."""
+        if connection in self.rejected:
+            return self.rejected[connection]
+        table = self.pending.get(connection)
+        if table is None:
+            return None
+        return UnverifiableWrite(
+            f"a write to {table!r} was sent and failed before anybody could tell what it did", table=table
+        )
+
     def lingers(self, connection: Connection) -> bool:
         """Whether the connection's transaction began under a guard."""
         return connection in self._lingering

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, TwoPhaseTransaction
 from sqlalchemy.exc import SQLAlchemyError
 
-from fencing.errors import ConfigurationError, FencingError, OutcomeUnknown, StaleToken, UnverifiableWrite
+from fencing.errors import ConfigurationError, FencingError, OutcomeUnknown, StaleToken
 from fencing.events import CommitUnknown
 from fencing.sql.binding import Binding, Guard, mark
 from fencing.sql.plan import plan_of
@@ -75,11 +75,7 @@ def _autocommits(connection: Connection) -> bool:
 def may_commit(connection: Connection, binding: Binding) -> None:
     """A commit is about to be sent: not when a write of the transaction was refused, nor without the lease."""
     guard = binding.guard(connection)
-    refusal: FencingError | None = binding.rejected.get(connection)
-    if refusal is None and (table := binding.pending.get(connection)) is not None:
-        refusal = UnverifiableWrite(
-            f"a write to {table!r} was sent and failed before anybody could tell what it did", table=table
-        )
+    refusal = binding.refusal(connection)
     if guard is not None and refusal is None:
         try:
             guard.check()

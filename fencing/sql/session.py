@@ -270,8 +270,10 @@ def _before_commit(session: Session) -> None:
     binding: Binding | None = session.info.get(HERE)
     if binding is None or session.in_nested_transaction():
         return
-    for refusal in binding.rejected.values():
-        raise refusal.with_traceback(None)
+    for connection in (*binding.rejected, *binding.pending):
+        refusal = binding.refusal(connection)
+        if refusal is not None:
+            raise refusal
 
 
 def guard_of(session: Session, lease: Holding | Grant | None) -> Holding | Grant:
